@@ -1,0 +1,59 @@
+"""The `outrider` command. Results go to stdout, messages to stderr; a user's mistake is one line and exit code 2."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Sequence
+
+import typer
+
+from outrider.cli.chat import chat
+from outrider.cli.doctor import doctor
+from outrider.cli.generate import generate
+from outrider.cli.pull import pull
+from outrider.errors import OutriderError
+
+USER_ERROR = 2
+INTERRUPTED = 130
+
+
+def build_app() -> typer.Typer:
+    """The command tree; built on call, so that importing this module does nothing."""
+    app = typer.Typer(
+        name="outrider",
+        help="Exact speculative decoding: language models generate faster and say the same bytes.",
+        no_args_is_help=True,
+        add_completion=False,
+        pretty_exceptions_enable=False,
+        rich_markup_mode=None,
+    )
+    for command in (generate, chat, pull, doctor):
+        app.command(command.__name__)(command)
+    return app
+
+
+def run(arguments: Sequence[str]) -> int:
+    """Run one command line; returns the exit code."""
+    command = typer.main.get_command(build_app())
+    try:
+        result = command.main(list(arguments), prog_name="outrider", standalone_mode=False)
+    except OutriderError as error:
+        return _fail(str(error), USER_ERROR)
+    except (KeyboardInterrupt, typer.Abort):
+        return _fail("interrupted", INTERRUPTED)
+    except Exception as error:
+        # Usage errors of the option parser carry their own one-line message; anything else is a bug of ours.
+        if not hasattr(error, "format_message"):
+            raise
+        return _fail(f"{error.format_message()} (see: outrider --help)", USER_ERROR)
+    return result if isinstance(result, int) else 0
+
+
+def _fail(message: str, code: int) -> int:
+    print(f"outrider: {' '.join(message.split())}", file=sys.stderr)
+    return code
+
+
+def main() -> None:
+    """Entry point of the `outrider` script."""
+    sys.exit(run(sys.argv[1:]))

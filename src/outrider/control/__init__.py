@@ -1,0 +1,1 @@
+"""Draft length control. Import the controller you need from its module."""

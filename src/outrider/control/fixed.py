@@ -1,0 +1,30 @@
+"""The same draft length for every sequence, every round."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from outrider.errors import ConfigError
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from outrider.types import RequestState, StepTrace
+
+
+@dataclass(frozen=True)
+class FixedController:
+    """Budget ``k`` draft tokens for every sequence; 0 is plain decoding."""
+
+    k: int
+
+    def __post_init__(self) -> None:
+        if not isinstance(self.k, int) or isinstance(self.k, bool) or self.k < 0:
+            raise ConfigError(f"num_speculative_tokens={self.k!r} must be a whole number, 0 or more")
+
+    def budgets(self, sequences: Sequence[RequestState]) -> list[int]:
+        return [self.k] * len(sequences)
+
+    def observe(self, trace: StepTrace) -> None:
+        """Nothing to learn: the budget is fixed."""

@@ -1,0 +1,195 @@
+"""A second, smaller model as drafter: any checkpoint with the target's tokenizer, with KV slots of its own.
+
+Lengths of one sequence over a round, L committed tokens, k drafted (positions left to right):
+
+    before propose   [0 ........ L-1)                     committed tokens but the last
+    after propose    [0 ........ L-1) L-1 [d0 .. d(k-2)]   the last draft token is never fed
+    next round       the longest prefix that was committed stays; what lacks is fed with the pending token
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
+
+import torch
+
+from outrider.models.base import Feed, TargetRunner
+from outrider.sampling.policy import fit_vocabulary, policy
+from outrider.types import Draft, RequestState
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+
+    from outrider.sampling.rng import RoundDraws
+
+
+@dataclass
+class _Slot:
+    """What the draft model's KV holds: ``committed`` tokens of the sequence, then ``guessed`` draft tokens."""
+
+    committed: int = 0
+    guessed: list[int] = field(default_factory=list)
+
+
+@dataclass
+class _Row:
+    """One sequence's draft in the making."""
+
+    sequence: RequestState
+    budget: int
+    draws: RoundDraws
+    stop_ids: frozenset[int]
+    tokens: list[int] = field(default_factory=list)
+    logq: list[torch.Tensor] = field(default_factory=list)
+
+    def draw(self, logits_V: torch.Tensor, vocab_size: int) -> int:
+        """Choose the next draft token and keep the very row it was chosen from."""
+        i = len(self.tokens)
+        generated = len(self.sequence.tokens) - self.sequence.prompt_length + i
+        logits_1V = fit_vocabulary(logits_V[None], vocab_size)
+        logq_V = policy(logits_1V, self.sequence.params, generated, self.stop_ids)[0]
+        if self.sequence.params.greedy:
+            token = int(logq_V.argmax())
+        else:
+            token = self.draws.draft(i, logq_V)
+            self.logq.append(logq_V)
+        self.tokens.append(token)
+        return token
+
+    def draft(self) -> Draft:
+        # Under shared noise the verifier compares tokens only, and stacking k vocabularies is not free.
+        if not self.logq or self.sequence.randomness.shared_noise:
+            return Draft(tuple(self.tokens))
+        return Draft(tuple(self.tokens), torch.stack(self.logq))
+
+
+class ModelDrafter:
+    """Drafts autoregressively with a ``TargetRunner`` of its own, all sequences together.
+
+    ``vocab_size`` is the target model's: draft logits are padded or cut to it. ``eos_ids`` are the ids that
+    ``min_tokens`` holds back. A sequence for which the runner has no slot, no room left (its context is shorter
+    than the target model's) or no embedding (a padded id) is simply not drafted for.
+    """
+
+    name = "draft_model"
+
+    def __init__(
+        self,
+        runner: TargetRunner,
+        vocab_size: int,
+        eos_ids: frozenset[int] = frozenset(),
+        max_num_batched_tokens: int = 512,
+    ) -> None:
+        self._runner = runner
+        self._vocab_size = vocab_size
+        self._eos_ids = eos_ids
+        self._chunk = max_num_batched_tokens
+        self._slots: dict[int, _Slot] = {}
+
+    def open(self, sequence: RequestState) -> None:
+        self._seat(sequence)
+
+    def close(self, sequence_id: int) -> None:
+        self._release(sequence_id)
+
+    def sync(self, sequences: Sequence[RequestState]) -> None:
+        """Bring every KV to the committed tokens but the last, at the cost of a forward where any is behind.
+
+        ``propose`` does the same for its own sequences within its first forward, so it needs no ``sync`` before it.
+        """
+        seated = [sequence for sequence in sequences if self._ready(sequence)]
+        self._feed_committed({sequence.id: (sequence, len(sequence.tokens) - 1, 0) for sequence in seated})
+
+    def propose(self, sequences: Sequence[RequestState], budgets: Sequence[int]) -> list[Draft]:
+        goals: dict[int, tuple[RequestState, int, int]] = {}
+        rows: dict[int, _Row] = {}
+        for sequence, budget in zip(sequences, budgets, strict=True):
+            if self._ready(sequence):
+                length = len(sequence.tokens)
+                room = self._runner.max_model_len - length + 1
+                drafting = min(budget, room) > 0
+                goals[sequence.id] = (sequence, length, 1) if drafting else (sequence, length - 1, 0)
+                if drafting:
+                    rows[sequence.id] = self._row(sequence, min(budget, room))
+        self._extend(rows, self._feed_committed(goals))
+        return [rows[sequence.id].draft() if sequence.id in rows else Draft() for sequence in sequences]
+
+    def _row(self, sequence: RequestState, budget: int) -> _Row:
+        params = sequence.params
+        stop_ids = (frozenset() if params.ignore_eos else self._eos_ids) | frozenset(params.stop_token_ids)
+        return _Row(sequence, budget, sequence.randomness.round(len(sequence.tokens)), stop_ids)
+
+    def _extend(self, rows: Mapping[int, _Row], logits_V: Mapping[int, torch.Tensor]) -> None:
+        """Draw a token for every row, feed the rows that want another, until none does."""
+        while logits_V:
+            feeds = []
+            for sequence_id, row_V in logits_V.items():
+                row = rows[sequence_id]
+                token = row.draw(row_V, self._vocab_size)
+                if len(row.tokens) < row.budget:
+                    feeds.append(Feed(sequence_id, (token,), 1))
+            logits_V = self._score(feeds)
+            for feed in feeds:
+                self._slots[feed.sequence_id].guessed.extend(feed.tokens)
+
+    def _feed_committed(self, goals: Mapping[int, tuple[RequestState, int, int]]) -> dict[int, torch.Tensor]:
+        """Feed each sequence's tokens up to its goal length; the last row's logits (V,) where one is asked for."""
+        share = max(1, self._chunk // max(1, len(goals)))
+        feeds = []
+        for sequence_id, (sequence, goal, rows) in goals.items():
+            slot = self._slots[sequence_id]
+            # Long prompts go ahead in chunks of their own, so that the common forward stays within the chunk size.
+            while goal - slot.committed > share:
+                end = slot.committed + min(self._chunk, goal - slot.committed - share)
+                self._score([Feed(sequence_id, tuple(sequence.tokens[slot.committed : end]), 0)])
+                slot.committed = end
+            if slot.committed < goal:
+                feeds.append(Feed(sequence_id, tuple(sequence.tokens[slot.committed : goal]), rows))
+        logits_V = self._score(feeds)
+        for feed in feeds:
+            self._slots[feed.sequence_id].committed += len(feed.tokens)
+        return logits_V
+
+    def _score(self, feeds: Sequence[Feed]) -> dict[int, torch.Tensor]:
+        if not feeds:
+            return {}
+        scores = self._runner.score(feeds)
+        return {feed.sequence_id: at[-1] for feed, at in zip(feeds, scores.logits, strict=True) if feed.rows}
+
+    def _ready(self, sequence: RequestState) -> bool:
+        """Whether the sequence has a slot and may keep it; rewinds the slot to what was committed."""
+        if not self._seat(sequence):
+            return False
+        self._rewind(sequence)
+        if max(sequence.tokens[self._slots[sequence.id].committed :]) < self._runner.vocab_size:
+            return True
+        self._release(sequence.id)
+        return False
+
+    def _rewind(self, sequence: RequestState) -> None:
+        """Drop guesses that were not committed; at least the last committed token is left to feed."""
+        slot = self._slots[sequence.id]
+        kept = slot.committed
+        for guess in slot.guessed:
+            if kept >= len(sequence.tokens) or sequence.tokens[kept] != guess:
+                break
+            kept += 1
+        slot.committed = min(kept, len(sequence.tokens) - 1)
+        slot.guessed.clear()
+        self._runner.commit(sequence.id, slot.committed)
+
+    def _seat(self, sequence: RequestState) -> bool:
+        if len(sequence.tokens) > self._runner.max_model_len:
+            self._release(sequence.id)
+            return False
+        if sequence.id not in self._slots:
+            if len(self._slots) >= self._runner.max_num_seqs:
+                return False
+            self._runner.open(sequence.id)
+            self._slots[sequence.id] = _Slot()
+        return True
+
+    def _release(self, sequence_id: int) -> None:
+        if self._slots.pop(sequence_id, None) is not None:
+            self._runner.close(sequence_id)

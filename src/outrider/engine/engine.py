@@ -1,0 +1,253 @@
+"""The decode loop: one path for prefill, plain decoding (k = 0) and speculation, over a ragged batch."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator
+from collections.abc import Sequence as Seq
+from itertools import count
+from typing import Protocol
+
+import torch
+
+from outrider.config import EngineConfig, VerifierName
+from outrider.control.base import Controller
+from outrider.draft.base import Drafter
+from outrider.engine.clock import PhaseClock
+from outrider.engine.detokenizer import Decoder
+from outrider.engine.logprobs import logprob_rows
+from outrider.engine.metrics import RequestCounter
+from outrider.engine.request import Request
+from outrider.engine.scheduler import Batch, Scheduler
+from outrider.engine.sequence import Limits, Sequence
+from outrider.errors import CapabilityError, RequestError
+from outrider.models.base import Feed, TargetRunner
+from outrider.sampling.params import SamplingParams
+from outrider.sampling.policy import policy
+from outrider.sampling.rng import KeyedRandomness, child_seed, fresh_seed
+from outrider.types import Draft, PhaseSeconds, RequestOutput, RoundTrace, StepTrace, Verdict
+from outrider.verify import choose_verifier
+
+
+class EngineTokenizer(Decoder, Protocol):
+    """What the engine asks of a tokenizer."""
+
+    @property
+    def eos_ids(self) -> frozenset[int]: ...
+
+    def token_text(self, token: int) -> str: ...
+
+
+class Engine:
+    """Serves requests with continuous batching; not thread-safe, a step is atomic to its caller.
+
+    After every step, for each sequence past its prompt: ``runner.length == len(tokens) - 1``.
+    """
+
+    def __init__(
+        self,
+        runner: TargetRunner,
+        drafter: Drafter,
+        controller: Controller,
+        tokenizer: EngineTokenizer,
+        config: EngineConfig | None = None,
+        rejection_sample_method: VerifierName = "auto",
+    ) -> None:
+        if drafter.name != "none" and runner.capabilities.rollback == "none":
+            raise CapabilityError(
+                f"{runner.name}: its cache cannot be rolled back, so rejected drafts of '{drafter.name}' would stay "
+                "in it; use speculative_config=None"
+            )
+        config = config or EngineConfig(max_num_seqs=runner.max_num_seqs)
+        self.runner = runner
+        self.drafter = drafter
+        self.controller = controller
+        self.tokenizer = tokenizer
+        self._limits = Limits(tokenizer.eos_ids, runner.max_model_len)
+        self._rule = rejection_sample_method
+        self._scheduler = Scheduler(min(config.max_num_seqs, runner.max_num_seqs), config.max_num_batched_tokens)
+        self._requests: dict[str, Request] = {}
+        self._done: list[Request] = []
+        self._request_ids, self._sequence_ids = count(), count()
+        self._interrupted = False
+
+    # --- requests -----------------------------------------------------------------------------------------
+
+    def check(self, prompt_ids: Seq[int], params: SamplingParams) -> None:
+        """Raise RequestError if the request could never be served; changes nothing."""
+        limit, vocab = self.runner.max_model_len, self.runner.vocab_size
+        if not prompt_ids:
+            raise RequestError("the prompt is empty: give at least one token of text")
+        if len(prompt_ids) >= limit:
+            raise RequestError(
+                f"the prompt has {len(prompt_ids)} tokens but max_model_len is {limit} and at least one is needed for "
+                "the answer: shorten the prompt or raise max_model_len"
+            )
+        outside = next((t for t in (*prompt_ids, *params.stop_token_ids) if not 0 <= t < vocab), None)
+        if outside is not None:
+            raise RequestError(f"token id {outside} is outside the vocabulary of {vocab} tokens (0 to {vocab - 1})")
+        if params.min_tokens and len(params.stop_token_ids) >= vocab:
+            raise RequestError(
+                f"min_tokens={params.min_tokens} leaves nothing to generate: all {vocab} tokens are in stop_token_ids"
+            )
+
+    def add(self, prompt_ids: Seq[int], params: SamplingParams, prompt: str | None = None) -> str:
+        """Queue a request; returns its id. Raises RequestError and leaves every other request as it was."""
+        self.check(prompt_ids, params)
+        request_id = f"req-{next(self._request_ids)}"
+        ids = tuple(prompt_ids)
+        base_seed = fresh_seed() if params.seed is None else params.seed
+        sequences = tuple(self._new_sequence(request_id, i, ids, params, base_seed) for i in range(params.n))
+        counter = RequestCounter(time.perf_counter(), self.drafter.name)
+        self._requests[request_id] = Request(request_id, prompt, ids, sequences, counter)
+        for sequence in sequences:
+            self._scheduler.add(sequence)
+        return request_id
+
+    def cancel(self, request_id: str) -> None:
+        """End a request where it stands and free its slots now; unknown or finished ids are ignored."""
+        request = self._requests.get(request_id)
+        if request is None:
+            return
+        for sequence in request.sequences:
+            sequence.abort()
+            self._release(sequence)
+        self._retire(request)
+
+    def request(self, request_id: str) -> Request | None:
+        """A request still being served, for streaming; None once it has finished."""
+        return self._requests.get(request_id)
+
+    def collect(self) -> list[RequestOutput]:
+        """Outputs of the requests that ended since the last call; the engine forgets them."""
+        done, self._done = self._done, []
+        return [request.output() for request in done]
+
+    @property
+    def has_work(self) -> bool:
+        return bool(self._scheduler.running or self._scheduler.waiting)
+
+    @property
+    def running(self) -> tuple[Sequence, ...]:
+        """Sequences holding a KV slot."""
+        return tuple(self._scheduler.running)
+
+    # --- the loop -----------------------------------------------------------------------------------------
+
+    def step(self) -> StepTrace:
+        """One round of every running sequence. If it raises, no token was committed and it may be called again."""
+        clock = PhaseClock()
+        self._recover()
+        self._admit()
+        batch = self._scheduler.next_batch(self.runner.length)
+        budgets = self._budgets(batch.ready)
+        schedule = clock.lap()
+        drafts = self._propose(batch, budgets)
+        draft = clock.lap()
+        logits = self.runner.score(list(self._feeds(batch, drafts))).logits
+        target = clock.lap()
+        verdicts = [self._judge(*row) for row in zip(batch.ready, drafts, logits, strict=False)]
+        verify = clock.lap()
+        rounds = self._commit(batch, drafts, logits, verdicts)
+        seconds = PhaseSeconds(schedule, draft, target, verify, clock.lap())
+        return self._trace(StepTrace(rounds, sum(n for _, n in batch.filling), seconds))
+
+    def _recover(self) -> None:
+        # A step that raised after `score` left drafts in the KV; absolute lengths make undoing it one line.
+        if self._interrupted:
+            for seq in self._scheduler.running:
+                self.runner.commit(seq.id, min(self.runner.length(seq.id), len(seq.tokens) - 1))
+        self._interrupted = True
+
+    def _admit(self) -> None:
+        while (sequence := self._scheduler.admit()) is not None:
+            self.runner.open(sequence.id)
+            self.drafter.open(sequence)
+
+    def _budgets(self, ready: Seq[Sequence]) -> list[int]:
+        # A round emits at most k + 1 tokens, so more than room - 1 drafts could never all be used; this also
+        # keeps len(tokens) + k within the slot.
+        asked = self.controller.budgets(ready)
+        return [max(0, min(k, seq.room - 1)) for seq, k in zip(ready, asked, strict=True)]
+
+    def _propose(self, batch: Batch, budgets: list[int]) -> list[Draft]:
+        idle = [seq for seq, k in zip(batch.ready, budgets, strict=True) if k == 0]
+        active = [(seq, k) for seq, k in zip(batch.ready, budgets, strict=True) if k > 0]
+        self.drafter.sync([*idle, *(seq for seq, _ in batch.filling)])
+        proposed = self.drafter.propose([seq for seq, _ in active], [k for _, k in active]) if active else []
+        drafts = {seq.id: draft for (seq, _), draft in zip(active, proposed, strict=True)}
+        assert all(len(drafts[seq.id].tokens) <= k for seq, k in active), "a drafter exceeded its budget"
+        return [drafts.get(seq.id, Draft()) for seq in batch.ready]
+
+    def _feeds(self, batch: Batch, drafts: list[Draft]) -> Iterator[Feed]:
+        #   tokens:  [ KV holds these | lacking ... pending ] + drafts
+        #            ^0               ^length      len(tokens)^
+        for seq, draft in zip(batch.ready, drafts, strict=True):
+            lacking = tuple(seq.tokens[self.runner.length(seq.id) :])
+            yield Feed(seq.id, lacking + draft.tokens, rows=len(draft.tokens) + 1)
+        for seq, chunk in batch.filling:
+            start = self.runner.length(seq.id)
+            yield Feed(seq.id, tuple(seq.tokens[start : start + chunk]), rows=0)
+
+    def _judge(self, seq: Sequence, draft: Draft, logits_TV: torch.Tensor) -> Verdict:
+        logp_TV = policy(logits_TV, seq.params, seq.generated, seq.stop_ids)
+        return seq.verifier.judge(draft, logp_TV, seq.randomness.round(len(seq.tokens)))
+
+    def _commit(
+        self, batch: Batch, drafts: list[Draft], logits: Seq[torch.Tensor], verdicts: list[Verdict]
+    ) -> tuple[RoundTrace, ...]:
+        rounds = []
+        for seq, draft, logits_TV, verdict in zip(batch.ready, drafts, logits, verdicts, strict=False):
+            emitted = seq.append((*draft.tokens[: verdict.kept], verdict.token))
+            if seq.logprobs is not None:
+                new = seq.tokens[len(seq.tokens) - emitted :]
+                seq.logprobs += logprob_rows(logits_TV, new, seq.params.logprobs or 0, self.tokenizer.token_text)
+            self.runner.commit(seq.id, len(seq.tokens) - 1)
+            rounds.append(
+                RoundTrace(seq.request_id, seq.id, self.drafter.name, len(draft.tokens), verdict.kept, emitted)
+            )
+            if seq.finished:
+                self._release(seq)
+        self._interrupted = False
+        return tuple(rounds)
+
+    def _trace(self, trace: StepTrace) -> StepTrace:
+        """Hand the step's one record to everyone who counts, then let finished requests go."""
+        now = time.perf_counter()
+        touched = {round_.request_id: self._requests[round_.request_id] for round_ in trace.rounds}
+        for round_ in trace.rounds:
+            touched[round_.request_id].counter.observe(round_, now)
+        for request in touched.values():
+            request.counter.seconds += trace.seconds
+            if request.finished:
+                self._retire(request)
+        self.controller.observe(trace)
+        return trace
+
+    # --- helpers ------------------------------------------------------------------------------------------
+
+    def _new_sequence(
+        self, request_id: str, index: int, prompt: tuple[int, ...], params: SamplingParams, base_seed: int
+    ) -> Sequence:
+        verifier = choose_verifier(self._rule, greedy=params.greedy, seeded=params.seed is not None)
+        randomness = KeyedRandomness(child_seed(base_seed, index), verifier.shared_noise)
+        return Sequence(
+            next(self._sequence_ids),
+            request_id,
+            index,
+            prompt,
+            params,
+            verifier,
+            randomness,
+            self._limits,
+            self.tokenizer,
+        )
+
+    def _release(self, sequence: Sequence) -> None:
+        self._scheduler.remove(sequence)
+        self.runner.close(sequence.id)
+        self.drafter.close(sequence.id)
+
+    def _retire(self, request: Request) -> None:
+        del self._requests[request.id]
+        self._done.append(request)

@@ -1,0 +1,216 @@
+"""LLM: load a model once, then generate, stream or chat. Names and shapes are vLLM's."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
+
+from outrider.config import EngineConfig, SpeculativeConfig, check_dtype, parse_speculative_config
+from outrider.control.fixed import FixedController
+from outrider.draft.base import Drafter
+from outrider.draft.none import NoDrafter
+from outrider.engine.engine import Engine
+from outrider.engine.stream import StreamCursor
+from outrider.errors import RequestError
+from outrider.models.load import LoadedModel, load_runner
+from outrider.sampling.params import SamplingParams
+from outrider.types import RequestOutput, StreamChunk
+
+Prompt = str | Sequence[int]
+Message = Mapping[str, str]
+
+
+class LLM:
+    """A target model with its drafter, ready to serve.
+
+    ``speculative_config``: ``"auto"`` (n-gram lookup where the model's cache can be rolled back), None (plain
+    decoding), or vLLM's dictionary. Raises ConfigError, CapabilityError, ModelError or FetchError before any work.
+    """
+
+    def __init__(
+        self,
+        model: str = "smollm2-135m",
+        *,
+        dtype: str = "bfloat16",
+        speculative_config: str | Mapping[str, Any] | SpeculativeConfig | None = "auto",
+        max_model_len: int | None = None,
+        max_num_seqs: int = 8,
+        max_num_batched_tokens: int = 512,
+        trust_remote_code: bool = False,
+    ) -> None:
+        speculation = parse_speculative_config(speculative_config)
+        self._config = EngineConfig(max_num_seqs, max_num_batched_tokens)
+        self._dtype = check_dtype(dtype)
+        self._trust_remote_code = trust_remote_code
+        self._loaded = load_runner(
+            model,
+            dtype=self._dtype,
+            max_num_seqs=max_num_seqs,
+            max_model_len=max_model_len,
+            trust_remote_code=trust_remote_code,
+        )
+        if speculative_config == "auto" and self._loaded.runner.capabilities.rollback == "none":
+            speculation = None
+        self.engine = self._build_engine(speculation)
+
+    def with_speculation(
+        self, speculative_config: str | Mapping[str, Any] | SpeculativeConfig | None
+    ) -> LLM:
+        """A second LLM over the same weights with another drafter (None: plain). Use one of the two at a time."""
+        other = copy.copy(self)
+        other.engine = other._build_engine(parse_speculative_config(speculative_config))
+        return other
+
+    @property
+    def loaded(self) -> LoadedModel:
+        """The runner, its tokenizer and where they came from."""
+        return self._loaded
+
+    def generate(
+        self,
+        prompts: Prompt | Sequence[Prompt],
+        sampling_params: SamplingParams | Sequence[SamplingParams] | None = None,
+    ) -> list[RequestOutput]:
+        """Answer every prompt (text or token ids), in order.
+
+        All prompts are checked before any work: RequestError names the first that cannot be served.
+        """
+        batch = [prompts] if _is_single(prompts) else list(prompts)
+        params = _params_for(sampling_params, len(batch))
+        checked = []
+        for i, (prompt, each) in enumerate(zip(batch, params, strict=True)):
+            try:
+                checked.append(self._checked(prompt, each))
+            except RequestError as error:
+                raise RequestError(f"prompt {i}: {error}" if len(batch) > 1 else str(error)) from None
+        ids = [
+            self.engine.add(tokens, each, prompt=text)
+            for (text, tokens), each in zip(checked, params, strict=True)
+        ]
+        return self._run(ids)
+
+    def stream(self, prompt: Prompt, sampling_params: SamplingParams | None = None) -> Iterator[StreamChunk]:
+        """Answer one prompt chunk by chunk; closing the iterator cancels the request."""
+        params = sampling_params or SamplingParams()
+        text, tokens = self._checked(prompt, params)
+        return self._stream(text, tokens, params)
+
+    def chat(
+        self,
+        messages: Sequence[Message] | Sequence[Sequence[Message]],
+        sampling_params: SamplingParams | Sequence[SamplingParams] | None = None,
+    ) -> list[RequestOutput]:
+        """Answer one conversation, or a list of them, through the model's chat template."""
+        conversations = [messages] if messages and isinstance(messages[0], Mapping) else messages
+        return self.generate([self.chat_tokens(c) for c in conversations], sampling_params)  # type: ignore[arg-type]
+
+    def chat_tokens(self, messages: Sequence[Message]) -> list[int]:
+        """Token ids of a conversation, ready for ``generate`` or ``stream``."""
+        if not messages:
+            raise RequestError("the conversation is empty: give at least one message")
+        for message in messages:
+            if set(message) != {"role", "content"}:
+                raise RequestError(f"a message needs exactly 'role' and 'content', not {sorted(message)}")
+        return self._loaded.tokenizer.chat(messages)
+
+    def check(self, prompt: Prompt, sampling_params: SamplingParams | None = None) -> None:
+        """Raise RequestError if the prompt could not be served; runs nothing."""
+        self._checked(prompt, sampling_params or SamplingParams())
+
+    # --- helpers ------------------------------------------------------------------------------------------
+
+    def _build_engine(self, speculation: SpeculativeConfig | None) -> Engine:
+        return Engine(
+            self._loaded.runner,
+            self._drafter(speculation),
+            FixedController(speculation.num_speculative_tokens if speculation else 0),
+            self._loaded.tokenizer,
+            self._config,
+            speculation.rejection_sample_method if speculation else "auto",
+        )
+
+    def _drafter(self, speculation: SpeculativeConfig | None) -> Drafter:
+        if speculation is None or speculation.num_speculative_tokens == 0:
+            return NoDrafter()
+        if speculation.method == "ngram":
+            from outrider.draft.ngram import NgramDrafter
+
+            return NgramDrafter(speculation.prompt_lookup_min, speculation.prompt_lookup_max)
+        return self._draft_model(speculation)
+
+    def _draft_model(self, speculation: SpeculativeConfig) -> Drafter:
+        from outrider.draft import check_pair
+        from outrider.draft.model import ModelDrafter
+
+        assert speculation.model is not None
+        draft = load_runner(
+            speculation.model,
+            dtype=speculation.dtype or self._dtype,
+            max_num_seqs=self._config.max_num_seqs,
+            max_model_len=None,
+            trust_remote_code=self._trust_remote_code,
+        )
+        check_pair(self._loaded.tokenizer, draft.tokenizer)
+        return ModelDrafter(
+            draft.runner,
+            self._loaded.runner.vocab_size,
+            self._loaded.tokenizer.eos_ids,
+            self._config.max_num_batched_tokens,
+        )
+
+    def _checked(self, prompt: Prompt, params: SamplingParams) -> tuple[str | None, list[int]]:
+        if isinstance(prompt, str):
+            if not prompt:
+                raise RequestError("the prompt is empty: give at least one token of text")
+            text, tokens = prompt, self._loaded.tokenizer.encode(prompt)
+        else:
+            if not isinstance(prompt, Sequence) or not all(type(token) is int for token in prompt):
+                raise RequestError("a prompt is text or a list of token ids (whole numbers)")
+            text, tokens = None, list(prompt)
+        self.engine.check(tokens, params)
+        return text, tokens
+
+    def _run(self, request_ids: list[str]) -> list[RequestOutput]:
+        outputs: dict[str, RequestOutput] = {}
+        try:
+            # `collect` may also hand over a stream's request that ended meanwhile: it is not counted here.
+            while not outputs.keys() >= set(request_ids):
+                self.engine.step()
+                outputs.update((output.request_id, output) for output in self.engine.collect())
+        finally:
+            # After an interrupt nothing of this call may live on in the engine.
+            self._drop(request_ids)
+        return [outputs[request_id] for request_id in request_ids]
+
+    def _stream(self, text: str | None, tokens: list[int], params: SamplingParams) -> Iterator[StreamChunk]:
+        # Queued by the first `next`: an iterator that is never started leaves nothing in the engine.
+        request_id = self.engine.add(tokens, params, prompt=text)
+        request = self.engine.request(request_id)
+        assert request is not None
+        cursor = StreamCursor(request)
+        try:
+            while not request.finished:
+                self.engine.step()
+                yield from cursor.chunks()
+            # Steps of another caller serve this request too, and may have finished it between two of ours.
+            yield from cursor.chunks()
+        finally:
+            self._drop([request_id])
+
+    def _drop(self, request_ids: list[str]) -> None:
+        for request_id in request_ids:
+            self.engine.cancel(request_id)
+        self.engine.collect()
+
+
+def _is_single(prompts: Prompt | Sequence[Prompt]) -> bool:
+    return isinstance(prompts, str) or (len(prompts) > 0 and isinstance(prompts[0], int))
+
+
+def _params_for(given: SamplingParams | Sequence[SamplingParams] | None, count: int) -> list[SamplingParams]:
+    if given is None or isinstance(given, SamplingParams):
+        return [given or SamplingParams()] * count
+    if len(given) != count:
+        raise RequestError(f"{len(given)} sampling_params for {count} prompts: give one, or one per prompt")
+    return list(given)

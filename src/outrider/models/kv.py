@@ -1,0 +1,84 @@
+"""Key/value memory: which sequence owns which slot and how long it is, and the tensor behind the slots."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+
+from outrider.errors import ConfigError
+
+_ALIGNMENT = 64
+
+
+@dataclass
+class _Slot:
+    index: int
+    length: int = 0
+
+
+class KVSlots:
+    """Slots of ``max_model_len`` tokens by sequence id; the lowest free slot is taken first.
+
+    Lowest first keeps open slots side by side, so that one batched product can serve several sequences.
+    """
+
+    def __init__(self, max_num_seqs: int, max_model_len: int) -> None:
+        self.max_model_len = max_model_len
+        self._free = list(range(max_num_seqs))
+        self._slots: dict[int, _Slot] = {}
+
+    def open(self, sequence_id: int) -> int:
+        """Reserve a slot, length 0, and return its index."""
+        assert sequence_id not in self._slots, f"sequence {sequence_id} is already open"
+        assert self._free, "more sequences opened than max_num_seqs"
+        index = min(self._free)
+        self._free.remove(index)
+        self._slots[sequence_id] = _Slot(index)
+        return index
+
+    def close(self, sequence_id: int) -> None:
+        """Free the slot; unknown ids are ignored."""
+        slot = self._slots.pop(sequence_id, None)
+        if slot is not None:
+            self._free.append(slot.index)
+
+    def index(self, sequence_id: int) -> int:
+        return self._slots[sequence_id].index
+
+    def length(self, sequence_id: int) -> int:
+        """Tokens whose keys and values the slot holds."""
+        return self._slots[sequence_id].length
+
+    def grow(self, sequence_id: int, count: int) -> None:
+        """Count tokens as held, after the forward that wrote them has succeeded."""
+        slot = self._slots[sequence_id]
+        assert slot.length + count <= self.max_model_len, f"slot of sequence {sequence_id} overflows"
+        slot.length += count
+
+    def commit(self, sequence_id: int, length: int) -> None:
+        """Truncate to an absolute length; idempotent. ValueError beyond what the slot holds."""
+        slot = self._slots[sequence_id]
+        if not 0 <= length <= slot.length:
+            raise ValueError(f"commit({sequence_id}, {length}): the slot holds {slot.length} tokens")
+        slot.length = length
+
+
+def allocate_kv(layers: int, slots: int, kv_heads: int, positions: int, head_dim: int) -> torch.Tensor:
+    """``(layers, 2, slots, kv_heads, positions, head_dim)`` fp32 zeros, keys before values.
+
+    The system maps zero pages only when they are written, so unused slots cost address space, not memory; and a
+    masked position always holds finite numbers, which zero weights erase. Raises ConfigError when it cannot be had.
+    """
+    shape = (layers, 2, slots, kv_heads, positions, head_dim)
+    count = int(np.prod(shape, dtype=np.int64))
+    try:
+        raw = np.zeros(count + _ALIGNMENT, dtype=np.float32)
+    except MemoryError as error:
+        raise ConfigError(
+            f"max_num_seqs={slots} slots of {positions} tokens need {count * 4 / 1e9:.1f} GB of key/value memory, more "
+            "than this machine gives; reduce max_model_len or max_num_seqs"
+        ) from error
+    skip = -raw.ctypes.data % _ALIGNMENT // raw.itemsize
+    return torch.from_numpy(raw[skip : skip + count]).view(shape)

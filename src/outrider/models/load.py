@@ -1,0 +1,110 @@
+"""From a model reference to a runner and its tokenizer, choosing our decoder where it knows the family."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from outrider.config import check_dtype
+from outrider.errors import ConfigError, ModelError
+from outrider.models.resolve import ModelFiles, resolve
+
+if TYPE_CHECKING:
+    import torch
+    from transformers import PretrainedConfig
+
+    from outrider.models.base import TargetRunner
+    from outrider.models.tokenizer import Tokenizer
+
+__all__ = ["LoadedModel", "ModelFiles", "load_runner"]
+
+
+@dataclass(frozen=True)
+class LoadedModel:
+    """A runner ready for sequences, with what belongs to it."""
+
+    runner: TargetRunner
+    tokenizer: Tokenizer
+    files: ModelFiles
+
+
+def load_runner(
+    ref: str,
+    *,
+    dtype: str = "bfloat16",
+    max_num_seqs: int = 8,
+    max_model_len: int | None = None,
+    trust_remote_code: bool = False,
+) -> LoadedModel:
+    """Load a demo name, folder, GGUF file or Hub id; ``max_model_len`` defaults to the model's own.
+
+    Raises ``ConfigError``, ``ModelError`` or ``FetchError``; settings are checked before weights are read.
+    """
+    import torch
+
+    from outrider.models.checkpoint import read_config
+    from outrider.models.tokenizer import load_tokenizer
+
+    torch_dtype: torch.dtype = getattr(torch, check_dtype(dtype))
+    files = resolve(ref, trust_remote_code=trust_remote_code)
+    config = read_config(files, trust_remote_code=trust_remote_code)
+    length = model_length(config, max_model_len, ref)
+    tokenizer = load_tokenizer(files, trust_remote_code=trust_remote_code)
+    runner = _runner(
+        files,
+        config,
+        dtype=torch_dtype,
+        max_num_seqs=max_num_seqs,
+        max_model_len=length,
+        trust_remote_code=trust_remote_code,
+    )
+    return LoadedModel(runner, tokenizer, files)
+
+
+def model_length(config: PretrainedConfig, wanted: int | None, name: str) -> int:
+    """The slot length to use. Raises ``ConfigError`` when more is wanted than the model was made for."""
+    limit = getattr(config.get_text_config(), "max_position_embeddings", None)
+    if wanted is None:
+        if limit is None:
+            raise ModelError(f"{name} does not say how long its context is; set max_model_len")
+        return int(limit)
+    if isinstance(wanted, bool) or not isinstance(wanted, int) or wanted < 1:
+        raise ConfigError(f"max_model_len={wanted!r} must be a whole number, 1 or more")
+    if limit is not None and wanted > limit:
+        raise ConfigError(f"max_model_len={wanted} is more than the {limit} positions of {name}; use {limit} or less")
+    return wanted
+
+
+def _runner(
+    files: ModelFiles,
+    config: PretrainedConfig,
+    *,
+    dtype: torch.dtype,
+    max_num_seqs: int,
+    max_model_len: int,
+    trust_remote_code: bool,
+) -> TargetRunner:
+    from outrider.models import decoder
+
+    # Quantised checkpoints hold packed integers that only Transformers' own modules understand.
+    if decoder.supports(config) and getattr(config, "quantization_config", None) is None:
+        from outrider.models.checkpoint import read_tensors
+
+        return decoder.DecoderRunner.load(
+            decoder.DecoderConfig.from_hf(config),
+            read_tensors(files, dtype),
+            dtype=dtype,
+            max_num_seqs=max_num_seqs,
+            max_model_len=max_model_len,
+            name=files.name,
+        )
+    from outrider.models.hf import HFRunner
+
+    return HFRunner.load(
+        files,
+        dtype=dtype,
+        max_num_seqs=max_num_seqs,
+        max_model_len=max_model_len,
+        trust_remote_code=trust_remote_code,
+        name=files.name,
+    )

@@ -1,0 +1,172 @@
+"""The decoder's arithmetic in torch. Nothing outside this file knows which matrix kernel runs.
+
+Kernels here were chosen for one property before speed: a row's result does not depend on the rows beside it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Protocol
+
+import torch
+import torch.nn.functional as F
+
+from outrider.models.invariance import rows_are_independent
+
+if TYPE_CHECKING:
+    from outrider.models.decoder_config import Activation
+
+MIN_ROWS = 4
+"""Fewest rows a step may have: one row takes another kernel, and four run faster than two (prefetching)."""
+_MAX_ROWS = 256
+_TILE_ROWS = 8
+
+
+class Linear(Protocol):
+    """``x W' + b`` with what follows it fused in; inputs ``(rows, in)``, outputs ``(rows, out)``, rows >= MIN_ROWS."""
+
+    def __call__(self, x_NI: torch.Tensor) -> torch.Tensor: ...
+    def plus(self, x_NI: torch.Tensor, other_NO: torch.Tensor) -> torch.Tensor:
+        """The product plus another tensor (a residual)."""
+        ...
+
+    def times(self, x_NI: torch.Tensor, other_NO: torch.Tensor) -> torch.Tensor:
+        """The product times another tensor (a gate)."""
+        ...
+
+    def activated(self, x_NI: torch.Tensor) -> torch.Tensor:
+        """The product through the model's activation."""
+        ...
+
+
+class OneDNNLinear:
+    """Weights repacked once into oneDNN's blocked layout; reads them at nearly memory speed for few rows."""
+
+    def __init__(self, weight_OI: torch.Tensor, bias_O: torch.Tensor | None, activation: Activation) -> None:
+        self._weight = torch.ops.mkldnn._reorder_linear_weight(weight_OI.contiguous(), None)
+        self._bias = bias_O
+        self._activation = ("swish", "") if activation == "silu" else ("gelu", "tanh")
+        self._linear = torch.ops.mkldnn._linear_pointwise.default
+        self._binary = torch.ops.mkldnn._linear_pointwise.binary
+
+    def __call__(self, x_NI: torch.Tensor) -> torch.Tensor:
+        if len(x_NI) > _MAX_ROWS:
+            return _by_blocks(self, x_NI)
+        return self._linear(x_NI, self._weight, self._bias, "none", [], "")  # type: ignore[no-any-return]
+
+    def plus(self, x_NI: torch.Tensor, other_NO: torch.Tensor) -> torch.Tensor:
+        if len(x_NI) > _MAX_ROWS:
+            return _by_blocks(self.plus, x_NI, other_NO)
+        return self._binary(x_NI, other_NO, self._weight, self._bias, "add")  # type: ignore[no-any-return]
+
+    def times(self, x_NI: torch.Tensor, other_NO: torch.Tensor) -> torch.Tensor:
+        if len(x_NI) > _MAX_ROWS:
+            return _by_blocks(self.times, x_NI, other_NO)
+        return self._binary(x_NI, other_NO, self._weight, self._bias, "mul")  # type: ignore[no-any-return]
+
+    def activated(self, x_NI: torch.Tensor) -> torch.Tensor:
+        if len(x_NI) > _MAX_ROWS:
+            return _by_blocks(self.activated, x_NI)
+        name, algorithm = self._activation
+        return self._linear(x_NI, self._weight, self._bias, name, [], algorithm)  # type: ignore[no-any-return]
+
+
+class TiledLinear:
+    """Ordinary ``F.linear``, always on exactly eight rows, so that one and the same kernel serves every row."""
+
+    def __init__(self, weight_OI: torch.Tensor, bias_O: torch.Tensor | None, activation: Activation) -> None:
+        self._weight = weight_OI
+        self._bias = bias_O
+        self._activate: Callable[[torch.Tensor], torch.Tensor] = (
+            F.silu if activation == "silu" else lambda x: F.gelu(x, approximate="tanh")
+        )
+
+    def __call__(self, x_NI: torch.Tensor) -> torch.Tensor:
+        return self._tiles(x_NI, None)
+
+    def plus(self, x_NI: torch.Tensor, other_NO: torch.Tensor) -> torch.Tensor:
+        return self(x_NI).add_(other_NO)
+
+    def times(self, x_NI: torch.Tensor, other_NO: torch.Tensor) -> torch.Tensor:
+        return self(x_NI).mul_(other_NO)
+
+    def activated(self, x_NI: torch.Tensor) -> torch.Tensor:
+        # Inside the tile: an elementwise exp may round its last few elements differently.
+        return self._tiles(x_NI, self._activate)
+
+    def _tiles(self, x_NI: torch.Tensor, then: Callable[[torch.Tensor], torch.Tensor] | None) -> torch.Tensor:
+        rows = len(x_NI)
+        padded = F.pad(x_NI, (0, 0, 0, -rows % _TILE_ROWS))
+        outputs = [F.linear(tile, self._weight, self._bias) for tile in padded.split(_TILE_ROWS)]
+        return torch.cat(outputs if then is None else [then(output) for output in outputs])[:rows]
+
+
+def _by_blocks(product: Callable[..., torch.Tensor], *tensors: torch.Tensor) -> torch.Tensor:
+    """Run a product on at most _MAX_ROWS rows at a time; no block is left with fewer than MIN_ROWS."""
+    rows = len(tensors[0])
+    count = -(-rows // _MAX_ROWS)
+    bounds = [rows * i // count for i in range(count + 1)]
+    return torch.cat([product(*(t[a:b] for t in tensors)) for a, b in zip(bounds, bounds[1:], strict=False)])
+
+
+class LinearFactory:
+    """Builds linears with the fastest kernel that passed the test on this machine, shape by shape.
+
+    ``deterministic`` turns false when no kernel for some shape keeps rows independent.
+    """
+
+    def __init__(self, dtype: torch.dtype, activation: Activation) -> None:
+        self.deterministic = True
+        self._activation = activation
+        self._kind: type[OneDNNLinear | TiledLinear] = OneDNNLinear if onednn_runs(dtype) else TiledLinear
+        self._kinds: dict[tuple[int, int, bool], type[OneDNNLinear | TiledLinear]] = {}
+
+    def build(self, weight_OI: torch.Tensor, bias_O: torch.Tensor | None = None) -> Linear:
+        """Take over a dense weight ``(out, in)``; the caller drops its own reference."""
+        shape = (*weight_OI.shape, bias_O is not None)
+        linear = self._kinds.get(shape, self._kind)(weight_OI, bias_O, self._activation)
+        if shape in self._kinds:
+            return linear
+        if not _independent(linear, weight_OI):
+            linear = TiledLinear(weight_OI, bias_O, self._activation)
+            self.deterministic &= _independent(linear, weight_OI)
+        self._kinds[shape] = type(linear)
+        return linear
+
+
+def onednn_runs(dtype: torch.dtype) -> bool:
+    """Whether oneDNN's packed linears exist here and run this dtype at full speed."""
+    if not (torch.backends.mkldnn.is_available() and hasattr(torch.ops.mkldnn, "_linear_pointwise")):
+        return False
+    return dtype == torch.float32 or bool(torch.ops.mkldnn._is_mkldnn_bf16_supported())
+
+
+def _independent(linear: Linear, weight_OI: torch.Tensor) -> bool:
+    inputs_NI = torch.randn(_MAX_ROWS, weight_OI.shape[1], generator=torch.Generator().manual_seed(0))
+    # A vocabulary-sized weight is tried on fewer rows: its bigger products would make loading slow.
+    rows = _MAX_ROWS if weight_OI.shape[0] <= 16384 else 40
+    x_NI = inputs_NI[:rows].to(weight_OI.dtype)
+    counts = [*range(MIN_ROWS, 13), 16, 17, 33, rows]
+    gate_NO = linear(x_NI)
+    return (
+        rows_are_independent(linear, (x_NI,), counts)
+        and rows_are_independent(linear.activated, (x_NI,), counts)
+        and rows_are_independent(linear.plus, (x_NI, gate_NO), counts)
+        and rows_are_independent(linear.times, (x_NI, gate_NO), counts)
+    )
+
+
+def norm_weight(weight_D: torch.Tensor, offset: float) -> torch.Tensor:
+    """A norm's weight as ``rms_norm`` takes it: fp32, with the square root of the width folded in."""
+    return (weight_D.float() + offset) * float(weight_D.shape[-1]) ** 0.5
+
+
+def rms_norm(x: torch.Tensor, weight: torch.Tensor, eps: float) -> torch.Tensor:
+    """Root-mean-square norm over the last dimension in fp32, rounded once to ``x``'s dtype (Zhang & Sennrich 2019).
+
+    ``weight`` comes from ``norm_weight``. Only kernels that round each element on its own are used (no hypot, no
+    addcmul): those with an inexact vector form give other bits in a tensor's last few elements.
+    """
+    size = torch.linalg.vector_norm(x, 2, -1, True, dtype=torch.float32)
+    size.mul_(size).add_(x.shape[-1] * eps).rsqrt_()
+    return torch.mul(x, size).mul_(weight).to(x.dtype)

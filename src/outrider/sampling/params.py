@@ -1,0 +1,140 @@
+"""What a user may ask of one request. Names, defaults and meanings are vLLM's; no torch here."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, fields
+from typing import Any, Self
+
+from outrider.errors import ConfigError
+
+MAX_LOGPROBS = 20
+"""Most alternatives per token that ``logprobs`` may ask for, as in vLLM and the OpenAI API."""
+
+_NOT_YET = (
+    "repetition_penalty",
+    "presence_penalty",
+    "frequency_penalty",
+    "logit_bias",
+    "allowed_token_ids",
+    "prompt_logprobs",
+    "structured_outputs",
+)
+
+
+@dataclass(frozen=True)
+class SamplingParams:
+    """How to choose the tokens of one request, and when to stop. Raises ConfigError on a value that cannot work."""
+
+    n: int = 1
+    """Answers to give; answer i is sampled with ``seed + i``."""
+    temperature: float = 1.0
+    """0 is greedy; any other value divides the logits."""
+    top_k: int = 0
+    """Keep the k likeliest tokens; 0 or -1 keeps all."""
+    top_p: float = 1.0
+    min_p: float = 0.0
+    """Drop tokens less likely than ``min_p`` times the likeliest."""
+    seed: int | None = None
+    max_tokens: int | None = 16
+    """Most tokens to generate; None is up to the model's length."""
+    min_tokens: int = 0
+    """EOS and stop tokens are impossible before this many tokens."""
+    stop: Sequence[str] = ()
+    """One string or several; stored as a tuple."""
+    stop_token_ids: Sequence[int] = ()
+    ignore_eos: bool = False
+    logprobs: int | None = None
+    """Likeliest alternatives to report beside each token's own log-probability; None reports nothing."""
+
+    def __new__(cls, *args: object, **values: object) -> Self:  # noqa: ARG004
+        # Runs before the generated __init__, whose own complaint about an unknown name would be a bare TypeError.
+        _refuse_unknown(values, [f.name for f in fields(cls)])
+        return super().__new__(cls)
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "stop", _strings(self.stop))
+        object.__setattr__(self, "stop_token_ids", _token_ids(self.stop_token_ids))
+        self._check_distribution()
+        self._check_lengths()
+        if self.seed is not None:
+            _check_int("seed", self.seed, 0, 2**64 - 1, "or None for a fresh one each time")
+        if self.logprobs is not None:
+            _check_int("logprobs", self.logprobs, 0, MAX_LOGPROBS, "or None for none")
+        if not isinstance(self.ignore_eos, bool):
+            raise ConfigError(f"ignore_eos={self.ignore_eos!r} must be True or False")
+
+    def _check_distribution(self) -> None:
+        if not (_is_number(self.temperature) and self.temperature >= 0):
+            raise ConfigError(f"temperature={self.temperature!r} must be a finite number, 0 (greedy) or more")
+        _check_int("top_k", self.top_k, -1, None, "(0 or -1 keeps every token)")
+        if not (_is_number(self.top_p) and 0 < self.top_p <= 1):
+            raise ConfigError(f"top_p={self.top_p!r} must be above 0 and at most 1 (1 keeps every token)")
+        if not (_is_number(self.min_p) and 0 <= self.min_p <= 1):
+            raise ConfigError(f"min_p={self.min_p!r} must be from 0 to 1 (0 keeps every token)")
+
+    def _check_lengths(self) -> None:
+        _check_int("n", self.n, 1, None)
+        if self.max_tokens is not None:
+            _check_int("max_tokens", self.max_tokens, 1, None, "or None for up to the model's length")
+        _check_int("min_tokens", self.min_tokens, 0, None)
+        if self.max_tokens is not None and self.min_tokens > self.max_tokens:
+            raise ConfigError(
+                f"min_tokens={self.min_tokens} is more than max_tokens={self.max_tokens}; "
+                "lower the one or raise the other"
+            )
+
+    @classmethod
+    def from_dict(cls, values: Mapping[str, Any]) -> SamplingParams:
+        """Read a dictionary such as a JSON body; an unknown key is an error that lists the known ones."""
+        _refuse_unknown(values, [f.name for f in fields(cls)])
+        return cls(**values)
+
+    @property
+    def greedy(self) -> bool:
+        """Whether every token is the likeliest one, with no randomness at all."""
+        return self.temperature == 0
+
+
+def _refuse_unknown(values: Mapping[str, object], known: Sequence[str]) -> None:
+    for name in values:
+        if name in _NOT_YET:
+            raise ConfigError(f"sampling parameter {name!r} is not supported yet; remove it")
+        if name not in known:
+            raise ConfigError(f"unknown sampling parameter {name!r}; known ones: {', '.join(known)}")
+
+
+def _check_int(name: str, value: object, low: int, high: int | None, hint: str = "") -> None:
+    if _is_int(value) and low <= value and (high is None or value <= high):  # type: ignore[operator]
+        return
+    limit = f"{low} or more" if high is None else f"from {low} to {high}"
+    raise ConfigError(f"{name}={value!r} must be a whole number, {limit} {hint}".rstrip())
+
+
+def _is_int(value: object) -> bool:
+    # True and False are ints to Python, but never what a user means by a number.
+    return isinstance(value, int) and not isinstance(value, bool)
+
+
+def _is_number(value: object) -> bool:
+    return isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value)
+
+
+def _strings(value: object) -> tuple[str, ...]:
+    if value is None:
+        return ()
+    items = (value,) if isinstance(value, str) else value
+    if not isinstance(items, Sequence) or not all(isinstance(item, str) for item in items):
+        raise ConfigError(f"stop={value!r} must be a string or a list of strings")
+    if "" in items:
+        raise ConfigError(f"stop={value!r} holds an empty string, which would stop at once; remove it")
+    return tuple(items)
+
+
+def _token_ids(value: object) -> tuple[int, ...]:
+    if value is None:
+        return ()
+    if not isinstance(value, Sequence) or not all(_is_int(item) and item >= 0 for item in value):
+        raise ConfigError(f"stop_token_ids={value!r} must be a list of token ids, whole numbers from 0 up")
+    return tuple(value)

@@ -1,0 +1,34 @@
+"""A controller that does as it is told."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+from outrider.types import RequestState, StepTrace
+
+BudgetRule = Callable[[RequestState, int], int]
+
+
+class ScheduledController:
+    """Budgets from a list, taken in turn and round again, or from a rule ``(sequence, call) -> budget``.
+
+    In a batch the i-th sequence reads the list i places further on, so that budgets are ragged.
+    """
+
+    def __init__(self, schedule: Sequence[int] | BudgetRule) -> None:
+        self._schedule = schedule
+        self._calls = 0
+        self.traces: list[StepTrace] = []
+
+    def budgets(self, sequences: Sequence[RequestState]) -> list[int]:
+        budgets = [self._budget(sequence, place) for place, sequence in enumerate(sequences)]
+        self._calls += 1
+        return budgets
+
+    def observe(self, trace: StepTrace) -> None:
+        self.traces.append(trace)
+
+    def _budget(self, sequence: RequestState, place: int) -> int:
+        if callable(self._schedule):
+            return self._schedule(sequence, self._calls)
+        return self._schedule[(self._calls + place) % len(self._schedule)]

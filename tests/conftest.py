@@ -1,0 +1,13 @@
+"""Settings that every test shares."""
+
+from __future__ import annotations
+
+import torch
+from hypothesis import HealthCheck, settings
+
+# The same examples on every machine and every run; no test may depend on how fast it runs.
+settings.register_profile(
+    "outrider", derandomize=True, deadline=None, max_examples=40, suppress_health_check=[HealthCheck.too_slow]
+)
+settings.load_profile("outrider")
+torch.set_num_threads(min(2, torch.get_num_threads()))

@@ -1,0 +1,67 @@
+"""Invariant 3, by counting with the real noise: the exact test replaces the noise, this one does not."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable
+
+import pytest
+from scipy.stats import chisquare
+
+from outrider.config import VerifierName
+from outrider.draft.base import Drafter
+from outrider.draft.model import ModelDrafter
+from outrider.models.toy import ToyRunner
+from outrider.sampling.params import SamplingParams
+from outrider.testing import RandomDrafter
+from tests.property.test_law_exact import DRAFT, PROMPT, TARGET, Liar, V, plain
+from tests.support import make_engine, run_one
+
+ANSWERS = 2000
+SLOTS = 64
+
+# With other seeds, a right engine would fail once in 100,000 runs of one case; a liar is caught at far longer odds.
+ODDS = 1e-5
+
+
+def fit(drafter: Drafter, rule: VerifierName, params: SamplingParams) -> float:
+    """Probability that plain decoding strays at least this far from its own law in ``ANSWERS`` samples."""
+    engine = make_engine(drafter, 3, runner=ToyRunner(TARGET, SLOTS, 16), rule=rule)
+    output = run_one(engine, PROMPT, params)
+    counted = Counter(answer.token_ids for answer in output.outputs)
+    law = plain(params)
+    assert set(counted) <= set(law), "an impossible text"
+    expected = {tokens: chance * ANSWERS for tokens, chance in law.items()}
+    # The usual rule for the test to hold: cells of fewer than five are counted together.
+    rare = {tokens for tokens, mean in expected.items() if mean < 5}
+    observed = [counted[tokens] for tokens in law if tokens not in rare] + [sum(counted[t] for t in rare)]
+    means = [mean for tokens, mean in expected.items() if tokens not in rare] + [sum(expected[t] for t in rare)]
+    scale = ANSWERS / sum(means)
+    cells = [(seen, mean * scale) for seen, mean in zip(observed, means, strict=True) if mean > 0]
+    return float(chisquare(*zip(*cells, strict=True)).pvalue)
+
+
+@pytest.mark.parametrize("rule", ["token", "block", "coupled"])
+@pytest.mark.parametrize("temperature", [0.5, 2.0])
+def test_invariant_3_texts_are_as_frequent_as_in_plain_decoding(rule: VerifierName, temperature: float) -> None:
+    params = SamplingParams(n=ANSWERS, max_tokens=3, temperature=temperature, seed=11)
+    assert fit(ModelDrafter(ToyRunner(DRAFT, SLOTS, 16), V), rule, params) > ODDS
+
+
+@pytest.mark.parametrize("rule", ["token", "block"])
+@pytest.mark.parametrize(("make", "caught"), [(RandomDrafter, False), (Liar, True)])
+def test_the_count_notices_a_lie(rule: VerifierName, make: Callable[[int], Drafter], caught: bool) -> None:
+    params = SamplingParams(n=ANSWERS, max_tokens=3, seed=11)
+    assert (fit(make(V), rule, params) < ODDS**2) is caught
+
+
+def test_positions_and_seeds_are_independent() -> None:
+    """Neighbouring seeds share nothing: the pair of two answers' first tokens has the product law."""
+    params = SamplingParams(n=ANSWERS, max_tokens=1, seed=5)
+    output = run_one(make_engine(runner=ToyRunner(TARGET, SLOTS, 16)), PROMPT, params)
+    first = [answer.token_ids[0] for answer in output.outputs]
+    pairs = Counter(zip(first[::2], first[1::2], strict=True))
+    law = plain(SamplingParams(max_tokens=1))
+    means = [law[(a,)] * law[(b,)] * ANSWERS / 2 for a in range(V) for b in range(V)]
+    observed = [pairs[(a, b)] for a in range(V) for b in range(V)]
+    assert float(chisquare(observed, [m * (ANSWERS / 2) / sum(means) for m in means]).pvalue) > ODDS
