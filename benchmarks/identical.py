@@ -114,7 +114,9 @@ def compare(
         ("draft_model, k 4, batch 1 (every 4th prompt)", model_drafter, lambda _: 4, 1),
         ("draft_model, k 1..8 mixed, batch 8", model_drafter, cycling(5), BATCH),
     ]
-    settings += [(f"ngram, k 1..8 mixed, batch 8, pass {p + 1}", NgramDrafter, cycling(p), BATCH) for p in range(passes)]
+    settings += [
+        (f"ngram, k 1..8 mixed, batch 8, pass {p + 1}", NgramDrafter, cycling(p), BATCH) for p in range(passes)
+    ]
     for name, drafter, k_of, batch in settings:
         started = time.monotonic()
         jobs = make_jobs(prompts, max_tokens, k_of)

@@ -2,18 +2,22 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from typing import TYPE_CHECKING
 
-from outrider.config import EngineConfig, VerifierName
-from outrider.control.base import Controller
 from outrider.control.fixed import FixedController
-from outrider.draft.base import Drafter
 from outrider.draft.none import NoDrafter
 from outrider.engine.engine import Engine, EngineTokenizer
 from outrider.models.toy import ToyModel, ToyRunner
 from outrider.sampling.params import SamplingParams
 from outrider.testing import ScriptedDrafter, audit
-from outrider.types import RequestOutput, RequestState
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from outrider.config import EngineConfig, VerifierName
+    from outrider.control.base import Controller
+    from outrider.draft.base import Drafter
+    from outrider.types import RequestOutput, RequestState
 
 VOCAB = 12
 MODEL = ToyModel(VOCAB, 2, seed=1)

@@ -32,9 +32,7 @@ class SpeculativeConfig:
 
     def __post_init__(self) -> None:
         if self.method not in ("ngram", "draft_model"):
-            raise ConfigError(
-                f"speculative_config: method={self.method!r} is unknown; use 'ngram' or 'draft_model'"
-            )
+            raise ConfigError(f"speculative_config: method={self.method!r} is unknown; use 'ngram' or 'draft_model'")
         if not _is_int(self.num_speculative_tokens) or self.num_speculative_tokens < 0:
             raise ConfigError(
                 f"speculative_config: num_speculative_tokens={self.num_speculative_tokens!r} must be a whole "
@@ -106,7 +104,9 @@ def parse_speculative_config(value: str | Mapping[str, Any] | SpeculativeConfig 
     if isinstance(value, str):
         if value == "auto":
             return SpeculativeConfig(method="ngram")
-        raise ConfigError(f"speculative_config={value!r} is unknown; use 'auto', None or a dict such as {{'method': 'ngram'}}")
+        raise ConfigError(
+            f"speculative_config={value!r} is unknown; use 'auto', None or a dict such as {{'method': 'ngram'}}"
+        )
     if not isinstance(value, Mapping):
         raise ConfigError(f"speculative_config={value!r} must be 'auto', None or a dict")
     return SpeculativeConfig.from_dict(value)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Iterator, Mapping, Sequence
-from typing import Any
+from typing import Any, cast
 
 from outrider.config import EngineConfig, SpeculativeConfig, check_dtype, parse_speculative_config
 from outrider.control.fixed import FixedController
@@ -54,9 +54,7 @@ class LLM:
             speculation = None
         self.engine = self._build_engine(speculation)
 
-    def with_speculation(
-        self, speculative_config: str | Mapping[str, Any] | SpeculativeConfig | None
-    ) -> LLM:
+    def with_speculation(self, speculative_config: str | Mapping[str, Any] | SpeculativeConfig | None) -> LLM:
         """A second LLM over the same weights with another drafter (None: plain). Use one of the two at a time."""
         other = copy.copy(self)
         other.engine = other._build_engine(parse_speculative_config(speculative_config))
@@ -76,7 +74,7 @@ class LLM:
 
         All prompts are checked before any work: RequestError names the first that cannot be served.
         """
-        batch = [prompts] if _is_single(prompts) else list(prompts)
+        batch = _as_list(prompts)
         params = _params_for(sampling_params, len(batch))
         checked = []
         for i, (prompt, each) in enumerate(zip(batch, params, strict=True)):
@@ -84,10 +82,7 @@ class LLM:
                 checked.append(self._checked(prompt, each))
             except RequestError as error:
                 raise RequestError(f"prompt {i}: {error}" if len(batch) > 1 else str(error)) from None
-        ids = [
-            self.engine.add(tokens, each, prompt=text)
-            for (text, tokens), each in zip(checked, params, strict=True)
-        ]
+        ids = [self.engine.add(tokens, each, prompt=text) for (text, tokens), each in zip(checked, params, strict=True)]
         return self._run(ids)
 
     def stream(self, prompt: Prompt, sampling_params: SamplingParams | None = None) -> Iterator[StreamChunk]:
@@ -102,8 +97,8 @@ class LLM:
         sampling_params: SamplingParams | Sequence[SamplingParams] | None = None,
     ) -> list[RequestOutput]:
         """Answer one conversation, or a list of them, through the model's chat template."""
-        conversations = [messages] if messages and isinstance(messages[0], Mapping) else messages
-        return self.generate([self.chat_tokens(c) for c in conversations], sampling_params)  # type: ignore[arg-type]
+        conversations = [messages] if not messages or isinstance(messages[0], Mapping) else messages
+        return self.generate([self.chat_tokens(cast("Sequence[Message]", c)) for c in conversations], sampling_params)
 
     def chat_tokens(self, messages: Sequence[Message]) -> list[int]:
         """Token ids of a conversation, ready for ``generate`` or ``stream``."""
@@ -161,13 +156,10 @@ class LLM:
 
     def _checked(self, prompt: Prompt, params: SamplingParams) -> tuple[str | None, list[int]]:
         if isinstance(prompt, str):
-            if not prompt:
-                raise RequestError("the prompt is empty: give at least one token of text")
-            text, tokens = prompt, self._loaded.tokenizer.encode(prompt)
+            # Some tokenizers make a token of nothing (a start mark); an empty text is a mistake all the same.
+            text, tokens = prompt, self._loaded.tokenizer.encode(prompt) if prompt else []
         else:
-            if not isinstance(prompt, Sequence) or not all(type(token) is int for token in prompt):
-                raise RequestError("a prompt is text or a list of token ids (whole numbers)")
-            text, tokens = None, list(prompt)
+            text, tokens = None, _token_ids(prompt)
         self.engine.check(tokens, params)
         return text, tokens
 
@@ -204,8 +196,16 @@ class LLM:
         self.engine.collect()
 
 
-def _is_single(prompts: Prompt | Sequence[Prompt]) -> bool:
-    return isinstance(prompts, str) or (len(prompts) > 0 and isinstance(prompts[0], int))
+def _as_list(prompts: Prompt | Sequence[Prompt]) -> list[Prompt]:
+    if isinstance(prompts, str) or (len(prompts) > 0 and isinstance(prompts[0], int)):
+        return [cast("Prompt", prompts)]
+    return list(cast("Sequence[Prompt]", prompts))
+
+
+def _token_ids(prompt: object) -> list[int]:
+    if not isinstance(prompt, Sequence) or not all(type(token) is int for token in prompt):
+        raise RequestError("a prompt is text or a list of token ids (whole numbers)")
+    return list(prompt)
 
 
 def _params_for(given: SamplingParams | Sequence[SamplingParams] | None, count: int) -> list[SamplingParams]:

@@ -17,7 +17,7 @@ from outrider.models.resolve import ModelFiles
 from outrider.testing import RunnerContract
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Iterator
     from pathlib import Path
 
 VOCAB = 61
@@ -70,6 +70,15 @@ _SIZES: dict[str, Any] = {
 }
 _BUILDERS = {"gpt2": _gpt2, "neox": _neox, "mistral": _mistral, "gemma3": _gemma3, "mamba": _mamba}
 _ATTENTION = ["gpt2", "neox", "mistral", "gemma3"]
+
+
+@pytest.fixture(autouse=True)
+def _one_thread() -> Iterator[None]:
+    """Matrices this small only lose time on more, above all on a busy machine."""
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(threads)
 
 
 @functools.cache

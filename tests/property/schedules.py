@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
+from typing import TYPE_CHECKING
 
 from hypothesis import strategies as st
 
 from outrider.config import EngineConfig, VerifierName
-from outrider.draft.base import Drafter
 from outrider.draft.model import ModelDrafter
 from outrider.draft.ngram import NgramDrafter
 from outrider.draft.none import NoDrafter
@@ -17,8 +16,13 @@ from outrider.engine.stream import StreamCursor
 from outrider.models.toy import ToyModel, ToyRunner
 from outrider.sampling.params import SamplingParams
 from outrider.testing import AdversarialDrafter, RandomDrafter, ScheduledController, audit
-from outrider.types import RequestOutput, RequestState, StepTrace, StreamChunk
 from tests.support import MODEL, VOCAB, LetterTokenizer
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Mapping
+
+    from outrider.draft.base import Drafter
+    from outrider.types import RequestOutput, RequestState, StepTrace, StreamChunk
 
 EOS = 5
 LONGEST = 40

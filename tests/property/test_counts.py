@@ -25,6 +25,15 @@ def test_invariant_6_a_round_emits_what_it_kept_and_one(schedule: Schedule) -> N
             assert earlier.emitted == earlier.kept + 1, "only a sequence's last round may be cut"
 
 
+@given(schedules(cancels=False))
+def test_invariant_6_a_length_limit_never_cuts_a_round(schedule: Schedule) -> None:
+    """Drafts are budgeted so that all of them could be used: only a stop makes a round shorter."""
+    played = play(schedule)
+    for output in played.outputs.values():
+        if all(answer.finish_reason is FinishReason.LENGTH for answer in output.outputs):
+            assert all(round_.emitted == round_.kept + 1 for round_ in _rounds(played, output))
+
+
 @given(schedules())
 def test_invariant_6_emitted_streamed_and_returned_agree(schedule: Schedule) -> None:
     played = play(schedule)

@@ -3,19 +3,23 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable
+from typing import TYPE_CHECKING
 
 import pytest
 from scipy.stats import chisquare
 
-from outrider.config import VerifierName
-from outrider.draft.base import Drafter
 from outrider.draft.model import ModelDrafter
 from outrider.models.toy import ToyRunner
 from outrider.sampling.params import SamplingParams
 from outrider.testing import RandomDrafter
 from tests.property.test_law_exact import DRAFT, PROMPT, TARGET, Liar, V, plain
 from tests.support import make_engine, run_one
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from outrider.config import VerifierName
+    from outrider.draft.base import Drafter
 
 ANSWERS = 2000
 SLOTS = 64

@@ -6,15 +6,12 @@ The whole engine loop runs once for every way its random decisions can come out,
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 import pytest
 import torch
 
-from outrider.config import VerifierName
-from outrider.control.base import Controller
-from outrider.draft.base import Drafter
 from outrider.draft.model import ModelDrafter
 from outrider.draft.ngram import NgramDrafter
 from outrider.engine import engine as engine_module
@@ -25,6 +22,13 @@ from outrider.testing import AdversarialDrafter, RandomDrafter, ScheduledControl
 from outrider.types import Draft, RequestState, StepTrace
 from outrider.verify.reference import EnumeratingDraws, Law, every_outcome, total_variation
 from tests.support import make_engine, run_one
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+
+    from outrider.config import VerifierName
+    from outrider.control.base import Controller
+    from outrider.draft.base import Drafter
 
 V = 3
 PROMPT = (0, 1)

@@ -5,19 +5,22 @@ from __future__ import annotations
 import gc
 import weakref
 from dataclasses import replace
+from typing import TYPE_CHECKING
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from outrider.config import VerifierName
 from outrider.draft.model import ModelDrafter
-from outrider.engine.engine import Engine
 from outrider.models.toy import ToyRunner
 from outrider.sampling.params import SamplingParams
 from outrider.testing import audit
 from tests.property.schedules import LONGEST, OTHER, Job, Schedule, engine_for, play, schedules
 from tests.support import GREEDY, VOCAB, make_engine, run_all
+
+if TYPE_CHECKING:
+    from outrider.config import VerifierName
+    from outrider.engine.engine import Engine
 
 ON = replace(GREEDY, ignore_eos=True)
 
@@ -65,8 +68,7 @@ def test_a_failing_draft_model_costs_nothing_but_the_step() -> None:
         request_id = engine.add([1, 2, 3], SamplingParams(seed=4, max_tokens=14))
         if fail_on_call is not None:
             with pytest.raises(RuntimeError, match="injected"):
-                while True:
-                    engine.step()
+                run_all(engine)
         return run_all(engine)[request_id].outputs[0].token_ids
 
     undisturbed = tokens(None)

@@ -1,4 +1,4 @@
-"""Invariants 1 and 2: after every step the KV of target and draft model is that of the committed tokens but the last."""
+"""Invariants 1 and 2: after every step target and draft model hold the KV of the committed tokens but the last."""
 
 from __future__ import annotations
 

@@ -1,18 +1,21 @@
-"""Invariants 4, 5 and 7: equal to plain decoding, full acceptance of the target's own drafts, no trace of neighbours."""
+"""Invariants 4, 5 and 7: the tokens of plain decoding, the target's own drafts accepted, no trace of neighbours."""
 
 from __future__ import annotations
 
 from dataclasses import replace
+from typing import TYPE_CHECKING
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from outrider.config import VerifierName
 from outrider.sampling.params import SamplingParams
 from outrider.types import FinishReason
 from tests.property.schedules import DRAFTERS, LONGEST, Job, Schedule, play, schedules
 from tests.support import MODEL
+
+if TYPE_CHECKING:
+    from outrider.config import VerifierName
 
 # "adversarial" draws its noise by sequence id, which neighbours shift: fine for what is exact whatever the draft.
 BY_STATE_ALONE = tuple(name for name in DRAFTERS if name not in ("adversarial", "model of short context, two slots"))

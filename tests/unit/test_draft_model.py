@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 from scipy import stats
 
 from outrider.draft.model import ModelDrafter
+from outrider.errors import CapabilityError
 from outrider.models.toy import ToyModel, ToyRunner
 from outrider.sampling.params import SamplingParams
 from outrider.sampling.policy import policy
@@ -224,6 +225,11 @@ def test_stops_are_held_back_as_the_target_holds_them() -> None:
     late.append([2, 3])
     _, drafter = _setting(late, eos_ids=frozenset({eos}))
     assert _one(drafter, late, 1).tokens == (eos,)
+
+
+def test_a_runner_that_cannot_roll_back_is_refused() -> None:
+    with pytest.raises(CapabilityError, match="toy: its cache cannot be rolled back"):
+        _setting(rollback="none")
 
 
 @pytest.mark.parametrize("call", [1, 2, 3])

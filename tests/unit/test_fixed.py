@@ -6,7 +6,7 @@ import pytest
 
 from outrider.control.fixed import FixedController
 from outrider.draft import check_pair
-from outrider.errors import CapabilityError, ConfigError
+from outrider.errors import CapabilityError, ConfigError, RequestError
 from outrider.testing import ByteTokenizer, ScheduledController, StubSequence
 from outrider.types import PhaseSeconds, StepTrace
 
@@ -63,6 +63,8 @@ def test_byte_tokenizer_round_trip() -> None:
     ids = tokenizer.encode(text)
     assert tokenizer.decode([*ids, tokenizer.eos_id]) == text
     assert tokenizer.decode(ids[:-3]).startswith("naïve 🙂 t")
+    with pytest.raises(RequestError, match="lone surrogate at character 1"):
+        tokenizer.encode("a\ud800")
     assert len(tokenizer.vocab) == tokenizer.vocab_size
     assert tokenizer.token_text(65) == "A"
     assert tokenizer.decode(tokenizer.chat([{"role": "user", "content": "hi"}])) == "user: hi\nassistant:"

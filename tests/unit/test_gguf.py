@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -40,7 +41,7 @@ def write(
     own = {key.replace("__", "."): value for key, value in extra.items()}
     sizes = SIZES | {"attention.layer_norm_rms_epsilon": 1e-5} | own
     for key, value in sizes.items():
-        full = key if key.startswith(("tokenizer.", "split.")) else f"{architecture}.{key}"
+        full = key if key.startswith(("general.", "tokenizer.", "split.")) else f"{architecture}.{key}"
         if isinstance(value, bool | str | list):
             {bool: writer.add_bool, str: writer.add_string, list: writer.add_array}[type(value)](full, value)
         elif value is not None:
@@ -127,7 +128,8 @@ def test_gemma_norms_lose_the_one_before_rounding(tmp_path: Path) -> None:
     read = tensors_of(open_gguf(write(tmp_path / "m.gguf", "gemma3", tensors=stored)), torch.bfloat16)
     exact = torch.from_numpy((weight + 1) - 1).to(torch.bfloat16)
     assert torch.equal(read["model.layers.0.input_layernorm.weight"], exact)
-    assert torch.allclose(read["model.layers.0.mlp.up_proj.weight"].float(), torch.from_numpy(random_array(4, WIDTH)), rtol=1e-2)
+    up = torch.from_numpy(random_array(4, WIDTH)).to(torch.bfloat16)
+    assert torch.equal(read["model.layers.0.mlp.up_proj.weight"], up)
 
 
 def test_names() -> None:
@@ -150,7 +152,8 @@ def test_tensor_without_a_place_is_refused(tmp_path: Path) -> None:
 def test_llama_configuration(tmp_path: Path) -> None:
     file = open_gguf(write(tmp_path / "m.gguf", tokenizer__ggml__eos_token_id=2, tokenizer__ggml__eot_token_id=5))
     config = config_from_gguf(file)
-    assert (config.model_type, config.hidden_size, config.vocab_size, config.head_dim) == ("llama", WIDTH, VOCAB, HEAD_DIM)
+    assert (config.model_type, config.vocab_size) == ("llama", VOCAB)
+    assert (config.hidden_size, config.head_dim) == (WIDTH, HEAD_DIM)
     assert (config.num_attention_heads, config.num_key_value_heads) == (HEADS, KV_HEADS)
     assert config.rope_parameters == {"rope_type": "default", "rope_theta": 5000.0}
     assert config.tie_word_embeddings is True
@@ -164,9 +167,9 @@ def test_output_tensor_unties_the_embedding(tmp_path: Path) -> None:
 
 
 def test_gemma_scaling_applies_to_full_attention_only(tmp_path: Path) -> None:
-    extra = {"attention__sliding_window": 16, "attention__key_length": 8}
-    scaling = {"rope__scaling__type": "linear", "rope__scaling__factor": 8.0}
-    config = config_from_gguf(open_gguf(write(tmp_path / "m.gguf", "gemma3", **extra, **scaling)))
+    extra: dict[str, Any] = {"attention__sliding_window": 16, "attention__key_length": 8}
+    extra |= {"rope__scaling__type": "linear", "rope__scaling__factor": 8.0}
+    config = config_from_gguf(open_gguf(write(tmp_path / "m.gguf", "gemma3", **extra)))
     assert (config.model_type, config.sliding_window, config.query_pre_attn_scalar) == ("gemma3_text", 16, 8)
     full, window = config.rope_parameters["full_attention"], config.rope_parameters["sliding_attention"]
     assert full == {"rope_type": "linear", "rope_theta": 5000.0, "factor": 8.0}
@@ -185,7 +188,7 @@ def llama3_divisors(factor: float, theta: float, dim: int) -> np.ndarray:
 
 def test_llama3_rule_is_recovered_from_its_divisors(tmp_path: Path) -> None:
     divisors = llama3_divisors(32.0, 500_000.0, 64)
-    extra = {"attention__key_length": 64, "rope__freq_base": 500_000.0}
+    extra: dict[str, Any] = {"attention__key_length": 64, "rope__freq_base": 500_000.0}
     path = write(tmp_path / "m.gguf", tensors={"rope_freqs.weight": divisors}, **extra)
     config = config_from_gguf(open_gguf(path))
     assert config.rope_parameters["rope_type"] == "llama3"
@@ -235,11 +238,10 @@ def test_no_changed_header_byte_escapes_as_another_error(tmp_path: Path, value: 
     refused = 0
     for position in range(header):
         bad.write_bytes(whole[:position] + bytes([value]) + whole[position + 1 :])
-        try:
+        refused += 1
+        with suppress(ModelError):
             open_gguf(bad)
-        except ModelError as error:
-            refused += 1
-            assert "\n" not in str(error)
+            refused -= 1
     assert refused > 0
 
 
@@ -257,6 +259,11 @@ def test_other_files(tmp_path: Path, content: bytes, message: str) -> None:
     path.write_bytes(content)
     with pytest.raises(ModelError, match=message):
         open_gguf(path)
+
+
+def test_metadata_of_the_wrong_type(tmp_path: Path) -> None:
+    with pytest.raises(ModelError, match=r"m.gguf is corrupt: invalid literal .* in its header"):
+        open_gguf(write(tmp_path / "m.gguf", general__alignment="wide"))
 
 
 def test_missing_file_and_split_model(tmp_path: Path) -> None:

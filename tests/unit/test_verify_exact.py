@@ -153,7 +153,7 @@ class FromTarget:
     def accept(self, i: int, probability: float) -> bool:
         return self._draws.accept(i, probability)
 
-    def emit(self, i: int, logp_V: torch.Tensor) -> int:  # noqa: ARG002
+    def emit(self, i: int, logp_V: torch.Tensor) -> int:
         return self._draws.emit(i, self._logp_TV[i])
 
 

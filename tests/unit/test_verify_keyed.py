@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from outrider.verify.base import Verifier
 
 FALSE_ALARM = 1e-9
-TEXTS, LENGTH, K, VOCAB = 4000, 2, 2, 3
+TEXTS, LENGTH, K, VOCAB = 2500, 2, 2, 3
 
 
 def rolled(*probabilities: float) -> Model:

@@ -65,7 +65,7 @@ def test_a_token_reported_as_impossible_is_our_bug() -> None:
 class Refuses(EnumeratingDraws):
     """Refuses whatever has any chance to be refused, and everything else too: rounding at its worst."""
 
-    def accept(self, i: int, probability: float) -> bool:  # noqa: ARG002
+    def accept(self, i: int, probability: float) -> bool:
         return False
 
 

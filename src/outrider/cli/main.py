@@ -46,6 +46,9 @@ def run(arguments: Sequence[str]) -> int:
         if not hasattr(error, "format_message"):
             raise
         return _fail(f"{error.format_message()} (see: outrider --help)", USER_ERROR)
+    # Some versions of typer turn an interrupt into its exit code themselves.
+    if result == INTERRUPTED:
+        return _fail("interrupted", INTERRUPTED)
     return result if isinstance(result, int) else 0
 
 

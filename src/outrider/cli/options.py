@@ -36,6 +36,6 @@ def read_speculative(text: str) -> str | Mapping[str, Any] | None:
         value: Mapping[str, Any] = json.loads(text)
     except json.JSONDecodeError as error:
         raise ConfigError(
-            f"--speculative-config {text!r} is not valid JSON ({error}); for example '{{\"method\": \"ngram\"}}'"
+            f'--speculative-config {text!r} is not valid JSON ({error}); for example \'{{"method": "ngram"}}\''
         ) from None
     return value

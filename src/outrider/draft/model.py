@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING
 
 import torch
 
+from outrider.errors import CapabilityError
 from outrider.models.base import Feed, TargetRunner
 from outrider.sampling.policy import fit_vocabulary, policy
 from outrider.types import Draft, RequestState
@@ -69,7 +70,8 @@ class ModelDrafter:
 
     ``vocab_size`` is the target model's: draft logits are padded or cut to it. ``eos_ids`` are the ids that
     ``min_tokens`` holds back. A sequence for which the runner has no slot, no room left (its context is shorter
-    than the target model's) or no embedding (a padded id) is simply not drafted for.
+    than the target model's) or no embedding (a padded id) is simply not drafted for. Raises ``CapabilityError``
+    for a runner that cannot roll back.
     """
 
     name = "draft_model"
@@ -81,6 +83,11 @@ class ModelDrafter:
         eos_ids: frozenset[int] = frozenset(),
         max_num_batched_tokens: int = 512,
     ) -> None:
+        if runner.capabilities.rollback == "none":
+            raise CapabilityError(
+                f"{runner.name}: its cache cannot be rolled back, so it cannot draft; "
+                "use an attention-only draft model, or method='ngram'"
+            )
         self._runner = runner
         self._vocab_size = vocab_size
         self._eos_ids = eos_ids

@@ -26,7 +26,7 @@ class Detokenizer:
     a character are held until they do or until ``finish``.
     """
 
-    def __init__(self, decoder: Decoder, prompt: Sequence[int], stop: tuple[str, ...]) -> None:
+    def __init__(self, decoder: Decoder, prompt: Sequence[int], stop: Sequence[str]) -> None:
         self._decoder = decoder
         self._stop = stop
         #   [ context | already in text | pending: held back ]
@@ -42,16 +42,16 @@ class Detokenizer:
         whole = self._decoder.decode(self._window)
         certain = len(self._window)
         if whole.endswith(_INCOMPLETE):
-            if len(self._window) - self._read < _MOST_HELD:
+            if certain - self._read < _MOST_HELD:
                 return None
-            certain = self._before_last_character(whole)
+            certain, whole = self._without_last_character(whole)
         before = len(self.text)
-        self._take(certain)
+        self._take(certain, whole)
         return self._cut_at_stop(before) if watch else None
 
     def finish(self) -> None:
         """No more tokens will come: what is held back becomes text as it is."""
-        self._take(len(self._window))
+        self._take(len(self._window), self._decoder.decode(self._window))
 
     def visible(self, finished: bool) -> int:
         """Length of the text a stream may show: a tail that could grow into a stop string waits."""
@@ -59,19 +59,21 @@ class Detokenizer:
             return len(self.text)
         return len(self.text) - max((_overlap(self.text, stop) for stop in self._stop), default=0)
 
-    def _take(self, certain: int) -> None:
-        """Make text of the window's first ``certain`` tokens."""
-        self.text += self._decoder.decode(self._window[:certain])[len(self._read_text) :]
+    def _take(self, certain: int, whole: str) -> None:
+        """Make text of the window's first ``certain`` tokens, which decode to ``whole``."""
+        self.text += whole[len(self._read_text) :]
         # The last span stays as context for the next one; older tokens cannot change it any more.
         self._window = self._window[self._read :]
         self._read = certain - self._read
         self._read_text = self._decoder.decode(self._window[: self._read])
 
-    def _before_last_character(self, whole: str) -> int:
-        """Tokens before the one incomplete character that ends ``whole``: after invalid bytes it may still be valid."""
+    def _without_last_character(self, whole: str) -> tuple[int, str]:
+        """The window up to the incomplete character at its end, which may become valid even after invalid bytes."""
         end = len(self._window)
-        starts = range(end - 1, max(self._read, end - _LONGEST_CHARACTER), -1)
-        return next((at for at in starts if self._decoder.decode(self._window[:at]) == whole[:-1]), end)
+        for at in range(end - 1, end - _LONGEST_CHARACTER, -1):
+            if self._decoder.decode(self._window[:at]) == whole[:-1]:
+                return at, whole[:-1]
+        return end, whole
 
     def _cut_at_stop(self, before: int) -> str | None:
         found: tuple[int, str] | None = None

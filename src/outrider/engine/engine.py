@@ -86,9 +86,10 @@ class Engine:
         outside = next((t for t in (*prompt_ids, *params.stop_token_ids) if not 0 <= t < vocab), None)
         if outside is not None:
             raise RequestError(f"token id {outside} is outside the vocabulary of {vocab} tokens (0 to {vocab - 1})")
-        if params.min_tokens and len(params.stop_token_ids) >= vocab:
+        stops = {*params.stop_token_ids, *(() if params.ignore_eos else self._limits.eos_ids)}
+        if params.min_tokens and stops.issuperset(range(vocab)):
             raise RequestError(
-                f"min_tokens={params.min_tokens} leaves nothing to generate: all {vocab} tokens are in stop_token_ids"
+                f"min_tokens={params.min_tokens} leaves nothing to generate: all {vocab} tokens are stop tokens"
             )
 
     def add(self, prompt_ids: Seq[int], params: SamplingParams, prompt: str | None = None) -> str:

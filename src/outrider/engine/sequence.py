@@ -95,9 +95,7 @@ class Sequence:
         if logprobs is not None:
             total = sum(at[token].logprob for at, token in zip(logprobs, chosen, strict=True))
         text = self.detokenizer.text
-        return CompletionOutput(
-            self.index, text, tuple(chosen), self.finish_reason, self.stop_reason, logprobs, total
-        )
+        return CompletionOutput(self.index, text, tuple(chosen), self.finish_reason, self.stop_reason, logprobs, total)
 
     def _check_end(self, token: int) -> None:
         # A stop inside the budget wins over the length limit it may coincide with.

@@ -14,7 +14,7 @@ import torch
 
 from outrider.errors import ModelError
 from outrider.models.base import Capabilities, Feed, Scores
-from outrider.models.quiet import quiet_transformers
+from outrider.models.quiet import first_line, quiet_transformers
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
@@ -72,8 +72,9 @@ class HFRunner:
                 model = AutoModelForCausalLM.from_pretrained(
                     files.folder, dtype=dtype, local_files_only=True, trust_remote_code=trust_remote_code, **source
                 )
-        except (OSError, ValueError, KeyError, ImportError, RuntimeError) as error:
-            raise ModelError(f"{name}: Transformers could not load it: {_first_line(error)}") from error
+        except Exception as error:
+            # Checkpoints of other architectures fail in as many ways as there are architectures.
+            raise ModelError(f"{name}: Transformers could not load it: {first_line(error)}") from error
         return cls(model, max_num_seqs, max_model_len, name)
 
     def open(self, sequence_id: int) -> None:
@@ -164,7 +165,7 @@ class HFRunner:
         try:
             logits_TV, _ = self._forward([0, 1], cache, 1)
         except Exception as error:
-            raise ModelError(f"{self.name}: a trial forward with a cache failed: {_first_line(error)}") from error
+            raise ModelError(f"{self.name}: a trial forward with a cache failed: {first_line(error)}") from error
         croppable = all(type(layer).__name__ in _CROPPABLE for layer in cache.layers)
         stateful = bool(getattr(self._model, "_is_stateful", False))
         if stateful or not croppable:
@@ -196,7 +197,3 @@ def _copy_layer(layer: Any) -> Any:
 
 def _cloned(value: Any) -> Any:
     return value.clone() if isinstance(value, torch.Tensor) else value
-
-
-def _first_line(error: Exception) -> str:
-    return (str(error).strip().splitlines() or [type(error).__name__])[0]

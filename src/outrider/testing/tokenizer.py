@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
+from outrider.errors import RequestError
+
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
@@ -24,7 +26,11 @@ class ByteTokenizer:
         return {_name(token): token for token in range(self.vocab_size)}
 
     def encode(self, text: str) -> list[int]:
-        return list(text.encode())
+        """Bytes of the text. Raises ``RequestError`` for a lone surrogate, which has none."""
+        try:
+            return list(text.encode())
+        except UnicodeEncodeError as error:
+            raise RequestError(f"the text is not valid Unicode: a lone surrogate at character {error.start}") from error
 
     def decode(self, ids: Sequence[int]) -> str:
         """Text of the ids; bytes that are not UTF-8 become U+FFFD, other ids vanish."""

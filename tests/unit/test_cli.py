@@ -1,0 +1,221 @@
+"""The command line over a fake model: what is printed where, and one line with exit code 2 for a user's mistake."""
+
+from __future__ import annotations
+
+import io
+import json
+from typing import TYPE_CHECKING
+
+import pytest
+
+from outrider.cli.main import run
+from outrider.llm import LLM
+from outrider.models.toy import ToyRunner
+from outrider.sampling.params import SamplingParams
+from tests.fake_model import LIMIT, FakeModels, fake_models
+
+if TYPE_CHECKING:
+    from outrider.models.base import Feed, Scores
+
+TOY = ["--model", "toy", "--max-tokens", "20"]
+Captured = pytest.CaptureFixture[str]
+
+
+@pytest.fixture(autouse=True)
+def models(monkeypatch: pytest.MonkeyPatch) -> FakeModels:
+    return fake_models(monkeypatch)
+
+
+def text_of(prompt: str, ignore_eos: bool = False) -> str:
+    """What the library answers."""
+    params = SamplingParams(temperature=0.0, max_tokens=20, ignore_eos=ignore_eos)
+    return LLM("toy").generate(prompt, params)[0].outputs[0].text
+
+
+def test_the_answer_goes_to_stdout_and_the_figures_to_stderr(capsys: Captured) -> None:
+    assert run(["generate", "once upon", *TOY]) == 0
+    out, err = capsys.readouterr()
+    assert out == text_of("once upon") + "\n"
+    assert err.count("\n") == 1
+    for part in ("tok/s", "tau ", "drafts accepted", "rounds", "drafter ngram", "first token"):
+        assert part in err
+
+
+def test_the_drafter_in_use_is_told(capsys: Captured) -> None:
+    assert run(["generate", "a", *TOY, "--speculative-config", "none"]) == 0
+    assert "drafter none" in capsys.readouterr().err
+
+
+def test_json(capsys: Captured) -> None:
+    assert run(["generate", "once", "upon", *TOY, "--json", "--speculative-config", '{"method": "ngram"}']) == 0
+    out, err = capsys.readouterr()
+    assert err == ""
+    lines = [json.loads(line) for line in out.splitlines()]
+    assert [line["text"] for line in lines] == [text_of("once"), text_of("upon")]
+    assert {"text", "token_ids", "finish_reason", "metrics"} <= set(lines[0])
+    assert lines[0]["finish_reason"] in ("stop", "length")
+    assert {"ttft", "tpot", "rounds", "drafted", "accepted", "tau", "survival", "drafter"} <= set(lines[0]["metrics"])
+    assert lines[0]["metrics"]["emitted"] == len(lines[0]["token_ids"])
+
+
+def test_json_with_several_answers_and_logprobs(capsys: Captured) -> None:
+    options = ["--n", "3", "--logprobs", "2", "--temperature", "1", "--seed", "4", "--json"]
+    assert run(["generate", "once", *TOY, *options]) == 0
+    line = json.loads(capsys.readouterr().out)
+    assert len(line["outputs"]) == 3
+    assert line["outputs"][0]["text"] == line["text"]
+    assert len(line["logprobs"]) == len(line["token_ids"])
+    assert {"logprob", "rank", "decoded_token"} == set(line["logprobs"][0][str(line["token_ids"][0])])
+
+
+def test_several_answers_as_text(capsys: Captured) -> None:
+    assert run(["generate", "once", *TOY, "--n", "2"]) == 0
+    assert capsys.readouterr().out == f"[0] {text_of('once')}\n[1] {text_of('once')}\n"
+
+
+def test_a_prompt_from_standard_input(monkeypatch: pytest.MonkeyPatch, capsys: Captured) -> None:
+    monkeypatch.setattr("sys.stdin", io.StringIO("once upon"))
+    assert run(["generate", "-", *TOY]) == 0
+    assert capsys.readouterr().out == text_of("once upon") + "\n"
+
+
+def test_stop_options_may_be_repeated(capsys: Captured) -> None:
+    whole = text_of("once")
+    assert run(["generate", "once", *TOY, "--stop", "never", "--stop", whole[3:5]]) == 0
+    assert capsys.readouterr().out == whole[: whole.index(whole[3:5])] + "\n"
+
+
+def test_compare(capsys: Captured) -> None:
+    assert run(["generate", "once", *TOY, "--ignore-eos", "--compare"]) == 0
+    out = capsys.readouterr().out
+    assert out.startswith(text_of("once", ignore_eos=True) + "\n")
+    assert "the same tokens" in out
+    assert [line.split()[0] for line in out.splitlines()[-3:]] == ["plain", "speculative", "speedup"]
+
+
+@pytest.mark.parametrize("sampling", [[], ["--temperature", "1.0"]])
+def test_compare_as_json(capsys: Captured, sampling: list[str]) -> None:
+    assert run(["generate", "once", *TOY, "--compare", "--json", "--ignore-eos", *sampling]) == 0
+    line = json.loads(capsys.readouterr().out)
+    assert line["identical"] is True
+    assert line["plain"]["metrics"]["drafter"] == "none"
+    assert line["speculative"]["metrics"]["drafter"] == "ngram"
+    assert line["ratio"] == pytest.approx(line["speculative"]["tokens_per_second"] / line["plain"]["tokens_per_second"])
+
+
+MISTAKES = {
+    "unknown model": (["--model", "no-such-model"], "unknown model 'no-such-model'"),
+    "draft with another tokenizer": (
+        ["--model", "toy-other-tokenizer", "--speculative-config", '{"model": "toy-draft"}'],
+        "tokenizer is not the target model's",
+    ),
+    "unknown draft": (["--speculative-config", '{"model": "no-such-draft"}'], "unknown model 'no-such-draft'"),
+    "context": (["--max-model-len", "4"], "the prompt has 9 tokens but max_model_len is 4"),
+    "k below 0": (
+        ["--speculative-config", '{"num_speculative_tokens": -1}'],
+        "num_speculative_tokens=-1 must be a whole number, 0 or more",
+    ),
+    "temperature below 0": (["--temperature", "-1"], "temperature=-1.0 must be a finite number, 0"),
+    "temperature nan": (["--temperature", "nan"], "temperature=nan must be a finite number"),
+    "top_p": (["--top-p", "1.5"], "top_p=1.5 must be"),
+    "max_tokens": (["--max-tokens", "0"], "max_tokens=0 must be"),
+    "n": (["--n", "0"], "n=0 must be"),
+    "seed": (["--seed", "-3"], "seed=-3 must be"),
+    "dtype": (["--dtype", "int1"], "dtype='int1' is not supported"),
+    "unknown key": (["--speculative-config", '{"tokens": 3}'], "unknown key 'tokens'; known keys: method"),
+    "unknown method": (["--speculative-config", '{"method": "magic"}'], "method='magic' is unknown"),
+    "invalid JSON": (["--speculative-config", "{method: ngram}"], "is not valid JSON"),
+    "a word": (["--speculative-config", "ngram"], "speculative_config='ngram' is unknown"),
+    "compare without a drafter": (["--compare", "--speculative-config", "none"], "--compare needs a drafter"),
+    "unknown option": (["--tempreature", "1"], "--tempreature"),
+    "not a number": (["--max-tokens", "many"], "'--max-tokens'"),
+}
+
+
+@pytest.mark.parametrize(("options", "message"), MISTAKES.values(), ids=MISTAKES)
+def test_a_mistake_is_one_line_and_exit_code_2(capsys: Captured, options: list[str], message: str) -> None:
+    assert run(["generate", "once upon", *TOY, *options]) == 2
+    out, err = capsys.readouterr()
+    assert out == ""
+    assert err.startswith("outrider: ")
+    assert err.count("\n") == 1
+    assert message in err
+
+
+@pytest.mark.parametrize(("bad", "message"), [("", "the prompt is empty"), ("x" * LIMIT, f"max_model_len is {LIMIT}")])
+@pytest.mark.parametrize("form", [[], ["--json"]])
+def test_the_other_prompts_are_served(capsys: Captured, bad: str, message: str, form: list[str]) -> None:
+    assert run(["generate", "once", bad, "upon", *TOY, *form]) == 2
+    out, err = capsys.readouterr()
+    texts = [json.loads(line)["text"] for line in out.splitlines()] if form else out.splitlines()
+    assert texts == [text_of("once"), text_of("upon")]
+    (told,) = [line for line in err.splitlines() if line.startswith("outrider: ")]
+    assert message in told
+
+
+def test_no_arguments_print_the_help(capsys: Captured) -> None:
+    run([])
+    out, err = capsys.readouterr()
+    for command in ("generate", "chat", "pull", "doctor"):
+        assert command in out + err
+    assert "Traceback" not in out + err
+
+
+@pytest.mark.parametrize("command", [[], ["generate"], ["chat"], ["pull"], ["doctor"]])
+def test_help(capsys: Captured, command: list[str]) -> None:
+    assert run([*command, "--help"]) == 0
+    assert "Usage: outrider" in capsys.readouterr().out
+
+
+def test_unknown_command(capsys: Captured) -> None:
+    assert run(["generat"]) == 2
+    assert capsys.readouterr().err.count("\n") == 1
+
+
+def test_missing_prompt(capsys: Captured) -> None:
+    assert run(["generate"]) == 2
+    assert "Missing argument" in capsys.readouterr().err
+
+
+class _Interrupted(ToyRunner):
+    def score(self, feeds: list[Feed], hidden: bool = False) -> Scores:  # type: ignore[override]
+        raise KeyboardInterrupt
+
+
+def test_an_interrupt_is_no_traceback(models: FakeModels, capsys: Captured) -> None:
+    models.runner_class = _Interrupted
+    assert run(["generate", "once", *TOY]) == 130
+    assert capsys.readouterr().err == "outrider: interrupted\n"
+
+
+def test_a_bug_of_ours_keeps_its_traceback(models: FakeModels, monkeypatch: pytest.MonkeyPatch) -> None:
+    def broken(self: ToyRunner, feeds: list[Feed], hidden: bool = False) -> Scores:
+        raise ZeroDivisionError
+
+    monkeypatch.setattr(models.runner_class, "score", broken)
+    with pytest.raises(ZeroDivisionError):
+        run(["generate", "once", *TOY])
+
+
+def test_chat_with_one_message(capsys: Captured) -> None:
+    assert run(["chat", "hi", *TOY, "--system", "be brief"]) == 0
+    assert capsys.readouterr().out == text_of("system: be brief\nuser: hi\nassistant:") + "\n"
+
+
+def test_a_conversation_remembers(monkeypatch: pytest.MonkeyPatch, capsys: Captured) -> None:
+    monkeypatch.setattr("sys.stdin", io.StringIO("hi\nand then\n"))
+    assert run(["chat", *TOY]) == 0
+    first = text_of("user: hi\nassistant:")
+    second = text_of(f"user: hi\nassistant: {first}\nuser: and then\nassistant:")
+    assert capsys.readouterr().out == f"{first}\n{second}\n"
+
+
+def test_a_message_that_cannot_be_answered(monkeypatch: pytest.MonkeyPatch, capsys: Captured) -> None:
+    long = "x" * LIMIT
+    assert run(["chat", long, *TOY]) == 2
+    assert f"max_model_len is {LIMIT}" in capsys.readouterr().err
+    monkeypatch.setattr("sys.stdin", io.StringIO(f"{long}\nhi\n"))
+    assert run(["chat", *TOY]) == 0
+    out, err = capsys.readouterr()
+    assert out == text_of("user: hi\nassistant:") + "\n", "the conversation goes on without it"
+    assert f"max_model_len is {LIMIT}" in err

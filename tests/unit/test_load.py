@@ -1,0 +1,102 @@
+"""Which runner a model gets, and the settings that are refused before weights are read."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+from types import ModuleType, SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+from transformers import GPT2Config, LlamaConfig
+
+from outrider.errors import ConfigError, ModelError
+from outrider.models import checkpoint, load, resolve, tokenizer
+from outrider.models.load import load_runner, model_length
+
+
+@pytest.mark.parametrize(("wanted", "expected"), [(None, 64), (1, 1), (64, 64)])
+def test_model_length(wanted: int | None, expected: int) -> None:
+    assert model_length(LlamaConfig(max_position_embeddings=64), wanted, "toy") == expected
+
+
+@pytest.mark.parametrize("wanted", [65, 0, -1, True, 2.0, "8"])
+def test_model_length_out_of_range(wanted: Any) -> None:
+    with pytest.raises(ConfigError, match=f"max_model_len={wanted}|max_model_len='8'"):
+        model_length(LlamaConfig(max_position_embeddings=64), wanted, "toy")
+
+
+def test_model_that_does_not_say_how_long_it_is() -> None:
+    config = SimpleNamespace(get_text_config=SimpleNamespace)
+    assert model_length(config, 7, "toy") == 7
+    with pytest.raises(ModelError, match="set max_model_len"):
+        model_length(config, None, "toy")
+
+
+class Recorder:
+    """Stands in for both runner modules and for the files, and records what it was loaded with."""
+
+    def __init__(self, config: Any) -> None:
+        self.config = config
+        self.loaded: dict[str, dict[str, Any]] = {}
+
+    def install(self, monkeypatch: pytest.MonkeyPatch) -> Recorder:
+        decoder: Any = ModuleType("outrider.models.decoder")
+        decoder.supports = lambda config: config.model_type == "llama"
+        decoder.DecoderConfig = SimpleNamespace(from_hf=lambda config: config)
+        decoder.DecoderRunner = SimpleNamespace(load=self._loader("decoder"))
+        hf: Any = ModuleType("outrider.models.hf")
+        hf.HFRunner = SimpleNamespace(load=self._loader("hf"))
+        for module in (decoder, hf):
+            monkeypatch.setitem(sys.modules, module.__name__, module)
+            monkeypatch.setattr(f"outrider.models.{module.__name__.rpartition('.')[2]}", module, raising=False)
+        files = resolve.ModelFiles("toy", Path("/toy"))
+        monkeypatch.setattr(load, "resolve", lambda ref, trust_remote_code: files)
+        monkeypatch.setattr(checkpoint, "read_config", lambda files, trust_remote_code: self.config)
+        monkeypatch.setattr(checkpoint, "read_tensors", lambda files, dtype: iter(()))
+        monkeypatch.setattr(tokenizer, "load_tokenizer", lambda files, trust_remote_code: "tokenizer")
+        return self
+
+    def _loader(self, name: str) -> Any:
+        def load(*args: Any, **options: Any) -> str:
+            self.loaded[name] = options
+            return name
+
+        return load
+
+
+def test_known_family_gets_the_decoder(monkeypatch: pytest.MonkeyPatch) -> None:
+    recorder = Recorder(LlamaConfig(max_position_embeddings=64)).install(monkeypatch)
+    loaded = load_runner("toy", dtype="float32", max_num_seqs=3)
+    assert str(loaded.runner) == "decoder"
+    assert str(loaded.tokenizer) == "tokenizer"
+    assert recorder.loaded == {
+        "decoder": {"dtype": torch.float32, "max_num_seqs": 3, "max_model_len": 64, "name": "toy"}
+    }
+
+
+@pytest.mark.parametrize(
+    "config", [GPT2Config(n_positions=64), LlamaConfig(max_position_embeddings=64, quantization_config={"bits": 4})]
+)
+def test_anything_else_goes_through_transformers(monkeypatch: pytest.MonkeyPatch, config: Any) -> None:
+    recorder = Recorder(config).install(monkeypatch)
+    load_runner("toy", max_num_seqs=2, max_model_len=16, trust_remote_code=True)
+    assert recorder.loaded == {
+        "hf": {
+            "dtype": torch.bfloat16,
+            "max_num_seqs": 2,
+            "max_model_len": 16,
+            "trust_remote_code": True,
+            "name": "toy",
+        }
+    }
+
+
+def test_settings_are_checked_before_weights_are_read(monkeypatch: pytest.MonkeyPatch) -> None:
+    recorder = Recorder(LlamaConfig(max_position_embeddings=64)).install(monkeypatch)
+    with pytest.raises(ConfigError, match="use 64 or less"):
+        load_runner("toy", max_model_len=65)
+    with pytest.raises(ConfigError, match="dtype='float16' is not supported"):
+        load_runner("toy", dtype="float16")
+    assert recorder.loaded == {}
