@@ -57,6 +57,17 @@ class Row:
     seconds: float
 
 
+@dataclass(frozen=True)
+class Setting:
+    """One way to serve the requests; ``k_of`` gives a prompt's draft length, ``every`` thins the prompts out."""
+
+    name: str
+    drafter: Callable[[], Drafter]
+    k_of: Callable[[int], int]
+    batch: int
+    every: int = 1
+
+
 Answers = dict[tuple[int, str], tuple[int, ...]]
 
 
@@ -108,23 +119,22 @@ def compare(
     def cycling(shift: int) -> Callable[[int], int]:
         return lambda i: 1 + (i + shift) % MOST_K
 
-    settings: list[tuple[str, Callable[[], Drafter], Callable[[int], int], int]] = [
-        ("ngram, k 1..8 by prompt, batch 1", NgramDrafter, cycling(0), 1),
-        ("plain, batch 8", NoDrafter, lambda _: 0, BATCH),
-        ("draft_model, k 4, batch 1 (every 4th prompt)", model_drafter, lambda _: 4, 1),
-        ("draft_model, k 1..8 mixed, batch 8", model_drafter, cycling(5), BATCH),
+    settings = [
+        Setting("plain, batch 8", NoDrafter, lambda _: 0, BATCH),
+        Setting("ngram, k 1..8 by prompt, batch 1", NgramDrafter, cycling(0), 1),
+        Setting("draft_model, k 1..8 mixed, batch 8", model_drafter, cycling(5), BATCH),
+        Setting("draft_model, k 4, batch 1 (every 4th prompt)", model_drafter, lambda _: 4, 1, every=4),
+        *(
+            Setting(f"ngram, k 1..8 mixed, batch 8, pass {p + 1}", NgramDrafter, cycling(p), BATCH)
+            for p in range(passes)
+        ),
     ]
-    settings += [
-        (f"ngram, k 1..8 mixed, batch 8, pass {p + 1}", NgramDrafter, cycling(p), BATCH) for p in range(passes)
-    ]
-    for name, drafter, k_of, batch in settings:
+    for setting in settings:
         started = time.monotonic()
-        jobs = make_jobs(prompts, max_tokens, k_of)
-        if "every 4th" in name:
-            jobs = [job for job in jobs if job.key[0] % 4 == 0]
-        got, tau = decode(loaded, drafter(), jobs, batch)
+        jobs = [job for job in make_jobs(prompts, max_tokens, setting.k_of) if job.key[0] % setting.every == 0]
+        got, tau = decode(loaded, setting.drafter(), jobs, setting.batch)
         same = sum(tokens == expected[key] for key, tokens in got.items())
-        yield Row(name, same, len(got), tau, time.monotonic() - started)
+        yield Row(setting.name, same, len(got), tau, time.monotonic() - started)
 
 
 def main() -> int:

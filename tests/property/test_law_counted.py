@@ -9,8 +9,9 @@ import pytest
 from scipy.stats import chisquare
 
 from outrider.draft.model import ModelDrafter
-from outrider.models.toy import ToyRunner
+from outrider.models.toy import ToyModel, ToyRunner
 from outrider.sampling.params import SamplingParams
+from outrider.sampling.rng import RoundDraws
 from outrider.testing import RandomDrafter
 from tests.property.test_law_exact import DRAFT, PROMPT, TARGET, Liar, V, plain
 from tests.support import make_engine, run_one
@@ -28,12 +29,12 @@ SLOTS = 64
 ODDS = 1e-5
 
 
-def fit(drafter: Drafter, rule: VerifierName, params: SamplingParams) -> float:
+def fit(drafter: Drafter, rule: VerifierName, params: SamplingParams, target: ToyModel = TARGET) -> float:
     """Probability that plain decoding strays at least this far from its own law in ``ANSWERS`` samples."""
-    engine = make_engine(drafter, 3, runner=ToyRunner(TARGET, SLOTS, 16), rule=rule)
+    engine = make_engine(drafter, 3, runner=ToyRunner(target, SLOTS, 16), rule=rule)
     output = run_one(engine, PROMPT, params)
     counted = Counter(answer.token_ids for answer in output.outputs)
-    law = plain(params)
+    law = plain(params, target=target)
     assert set(counted) <= set(law), "an impossible text"
     expected = {tokens: chance * ANSWERS for tokens, chance in law.items()}
     # The usual rule for the test to hold: cells of fewer than five are counted together.
@@ -57,6 +58,21 @@ def test_invariant_3_texts_are_as_frequent_as_in_plain_decoding(rule: VerifierNa
 def test_the_count_notices_a_lie(rule: VerifierName, make: Callable[[int], Drafter], caught: bool) -> None:
     params = SamplingParams(n=ANSWERS, max_tokens=3, seed=11)
     assert (fit(make(V), rule, params) < ODDS**2) is caught
+
+
+@pytest.mark.parametrize("rule", ["token", "block"])
+@pytest.mark.parametrize("shared", [False, True])
+def test_a_refused_token_is_replaced_with_noise_of_its_own(
+    monkeypatch: pytest.MonkeyPatch, rule: VerifierName, shared: bool
+) -> None:
+    """That the draft lost says something about its noise: drawing the replacement with it would bias the text."""
+    if shared:
+        monkeypatch.setattr(RoundDraws, "draft", RoundDraws.emit)
+    # A pair for which the bias would be large.
+    target, draft = ToyModel(V, 1, seed=15), ToyModel(V, 1, seed=16)
+    drafter = ModelDrafter(ToyRunner(draft, SLOTS, 16), V)
+    pvalue = fit(drafter, rule, SamplingParams(n=ANSWERS, max_tokens=2, seed=11), target)
+    assert (pvalue < ODDS) is shared
 
 
 def test_positions_and_seeds_are_independent() -> None:

@@ -100,16 +100,16 @@ CONTROLLERS: dict[str, Callable[[], Controller]] = {
 }
 
 
-def plain(params: SamplingParams, tokens: tuple[int, ...] = ()) -> Law:
+def plain(params: SamplingParams, tokens: tuple[int, ...] = (), target: ToyModel = TARGET) -> Law:
     """Law of plain decoding by its definition, without the engine."""
     if len(tokens) == params.max_tokens or (tokens and tokens[-1] in params.stop_token_ids):
         return {tokens: 1.0}
-    logits_1V = TARGET.logits((*PROMPT, *tokens))[None]
+    logits_1V = target.logits((*PROMPT, *tokens))[None]
     p_V = policy(logits_1V, params, len(tokens), frozenset(params.stop_token_ids))[0].double().exp()
     law: Law = {}
     for token, chance in enumerate(p_V.tolist()):
         if chance > 0:
-            law |= {longer: chance * more for longer, more in plain(params, (*tokens, token)).items()}
+            law |= {longer: chance * more for longer, more in plain(params, (*tokens, token), target).items()}
     return law
 
 

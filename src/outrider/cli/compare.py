@@ -63,8 +63,8 @@ def comparison_lines(comparison: Comparison) -> str:
             *(answer.text for answer in comparison.speculative.outputs),
             "",
             f"plain        {comparison.plain_speed:7.1f} tok/s",
-            f"speculative  {comparison.speculative_speed:7.1f} tok/s   drafter {metrics.drafter}, tau {metrics.tau:.2f}, "
-            f"{metrics.accepted}/{metrics.drafted} drafts accepted",
+            f"speculative  {comparison.speculative_speed:7.1f} tok/s   drafter {metrics.drafter}, "
+            f"tau {metrics.tau:.2f}, {metrics.accepted}/{metrics.drafted} drafts accepted",
             f"speedup      {comparison.ratio:7.2f} x       median of {_PAIRS} interleaved runs each; {same}",
         ]
     )

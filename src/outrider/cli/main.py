@@ -22,7 +22,6 @@ def build_app() -> typer.Typer:
     app = typer.Typer(
         name="outrider",
         help="Exact speculative decoding: language models generate faster and say the same bytes.",
-        no_args_is_help=True,
         add_completion=False,
         pretty_exceptions_enable=False,
         rich_markup_mode=None,
@@ -36,7 +35,7 @@ def run(arguments: Sequence[str]) -> int:
     """Run one command line; returns the exit code."""
     command = typer.main.get_command(build_app())
     try:
-        result = command.main(list(arguments), prog_name="outrider", standalone_mode=False)
+        result = command.main(list(arguments) or ["--help"], prog_name="outrider", standalone_mode=False)
     except OutriderError as error:
         return _fail(str(error), USER_ERROR)
     except (KeyboardInterrupt, typer.Abort):

@@ -10,7 +10,7 @@ from outrider.models.registry import known_names
 
 
 def pull(
-    names: Annotated[list[str], typer.Argument(metavar="NAME...", help=f"Demo models: {known_names()}.")],
+    names: Annotated[list[str], typer.Argument(metavar="NAME", help=f"Demo models: {known_names()}.")],
     check: Annotated[bool, typer.Option("--check", help="Hash files that are already here.")] = False,
 ) -> None:
     """Fetch demo models and print where they are, one path a line."""

@@ -154,10 +154,16 @@ class Engine:
         return self._trace(StepTrace(rounds, sum(n for _, n in batch.filling), seconds))
 
     def _recover(self) -> None:
-        # A step that raised after `score` left drafts in the KV; absolute lengths make undoing it one line.
+        """Put right what a step that raised left behind: drafts in the KV, ended sequences still running."""
         if self._interrupted:
-            for seq in self._scheduler.running:
-                self.runner.commit(seq.id, min(self.runner.length(seq.id), len(seq.tokens) - 1))
+            for seq in self.running:
+                if seq.finished:
+                    self._release(seq)
+                else:
+                    # Lengths are absolute, so undoing drafts that were fed needs no memory of what was fed.
+                    self.runner.commit(seq.id, min(self.runner.length(seq.id), len(seq.tokens) - 1))
+            for request in [request for request in self._requests.values() if request.finished]:
+                self._retire(request)
         self._interrupted = True
 
     def _admit(self) -> None:

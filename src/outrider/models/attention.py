@@ -12,6 +12,7 @@ from dataclasses import dataclass
 import torch
 
 from outrider.models.decoder_config import DecoderConfig
+from outrider.models.ops_torch import rms_norm
 from outrider.models.rope import LANES, rotate_rows
 from outrider.models.tiles import Span, Tile, TileRule, plan_tiles
 
@@ -61,12 +62,15 @@ class StepAttention:
         # Zeros: rows no tile fills are padding, and must be finite.
         self._out = torch.zeros(rows, heads * dim, dtype=dtype)
         kinds = {local: config.window if local else None for local in set(config.local)}
-        self._tiles = [_TileProduct(config, rule, kv, tile, kinds, self._qkv, self._out) for tile in plan_tiles(spans, rule)]
+        tiles = plan_tiles(spans, rule)
+        # Tiles run one after another, so the largest one's room for scores serves all.
+        scratch = torch.empty(max(tile.batch * tile.rows * tile.keys for tile in tiles) * heads)
+        self._tiles = [_TileProduct(config, rule, kv, tile, kinds, self._qkv, self._out, scratch) for tile in tiles]
 
     def attend(self, layer: int, qkv_NC: torch.Tensor, norm_HD: torch.Tensor | None) -> torch.Tensor:
         """Attention output ``(N, heads * head_dim)`` of a layer, a buffer the next layer overwrites.
 
-        ``norm_HD``: weights of the q and k norms by head, as ``ops_torch.norm_weight`` makes them.
+        ``norm_HD``: weights of the q and k norms by head, fp32.
         """
         local = self._config.local[layer]
         self._qkv.copy_(qkv_NC)
@@ -79,9 +83,7 @@ class StepAttention:
         return self._out
 
     def _normalise(self, norm_HD: torch.Tensor) -> None:
-        size = torch.linalg.vector_norm(self._heads, 2, -1, True)
-        size.mul_(size).add_(self._config.head_dim * self._config.norm_eps).rsqrt_()
-        self._heads.mul_(size).mul_(norm_HD)
+        torch.mul(rms_norm(self._heads, None, self._config.norm_eps), norm_HD, out=self._heads)
 
 
 class _SliceWriter:
@@ -137,6 +139,7 @@ class _TileProduct:
         kinds: dict[bool, int | None],
         qkv: torch.Tensor,
         out: torch.Tensor,
+        scratch: torch.Tensor,
     ) -> None:
         batch, rows, kv_heads, group, dim = tile.batch, tile.rows, config.num_kv_heads, config.group, config.head_dim
         grouped = (batch, rows, kv_heads, group, dim)
@@ -153,7 +156,8 @@ class _TileProduct:
             self._target = out[first : first + count].view(batch, -1, kv_heads, group, dim)
             self._o_by_row = self._o_by_row[:, : self._target.shape[1]]
         self._kinds = {
-            local: _keys(tile, rule, kv, window, (batch, kv_heads, rows, group)) for local, window in kinds.items()
+            local: _keys(tile, rule, kv, window, (batch, kv_heads, rows, group), scratch)
+            for local, window in kinds.items()
         }
 
     def run(self, layer: int, local: bool) -> None:
@@ -174,9 +178,7 @@ class _TileProduct:
             self._packed_out.index_copy_(0, places, rows.to(self._packed_out.dtype))
 
 
-def _row_maps(
-    tile: Tile, packed_rows: int
-) -> tuple[torch.Tensor | None, tuple[torch.Tensor, torch.Tensor] | None]:
+def _row_maps(tile: Tile, packed_rows: int) -> tuple[torch.Tensor | None, tuple[torch.Tensor, torch.Tensor] | None]:
     """How packed rows reach the tile and come back; (None, None) where a view of them already has its shape."""
     spans = tile.spans
     if len(spans) == 1 and spans[0].row + tile.rows <= packed_rows:
@@ -188,7 +190,8 @@ def _row_maps(
     if regular:
         return None, None
     gather = torch.zeros(tile.batch, tile.rows, dtype=torch.int64)
-    places, picked = [], []
+    places: list[int] = []
+    picked: list[int] = []
     for span in spans:
         line = span.slot - tile.first_slot
         rows = range(span.row, span.row + span.count)
@@ -198,12 +201,20 @@ def _row_maps(
     return gather.view(-1), (torch.tensor(places), torch.tensor(picked))
 
 
-def _keys(tile: Tile, rule: TileRule, kv: torch.Tensor, window: int | None, shape: tuple[int, int, int, int]) -> _Keys:
+def _keys(
+    tile: Tile,
+    rule: TileRule,
+    kv: torch.Tensor,
+    window: int | None,
+    shape: tuple[int, int, int, int],
+    scratch: torch.Tensor,
+) -> _Keys:
     batch, kv_heads, rows, group = shape
     first = rule.first_key(tile.start, window)
     held = kv[:, :, tile.first_slot : tile.end_slot, :, first : tile.keys]
     flat = held.flatten(2, 3)
-    scores = torch.empty(batch * kv_heads, rows * group, tile.keys - first)
+    room = batch * kv_heads, rows * group, tile.keys - first
+    scores = scratch[: room[0] * room[1] * room[2]].view(room)
     mask = _mask(tile, first, window)
     return _Keys(
         mask_view=scores.view(batch, kv_heads, rows, group, -1),

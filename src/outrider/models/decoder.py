@@ -11,7 +11,7 @@ from outrider.errors import ConfigError
 from outrider.models.attention import StepAttention, turns_of_rows
 from outrider.models.base import Capabilities, Feed, Scores
 from outrider.models.decoder_config import DecoderConfig, supports
-from outrider.models.decoder_weights import Layer, Weights, WeightReader
+from outrider.models.decoder_weights import Layer, WeightReader, Weights
 from outrider.models.kv import KVSlots, allocate_kv
 from outrider.models.ops_torch import MIN_ROWS, LinearFactory, rms_norm
 from outrider.models.rope import rotation_table
@@ -139,7 +139,7 @@ class DecoderRunner:
         bounds = [0]
         for feed in packed:
             bounds.append(bounds[-1] + feed.rows)
-        places = {place: bound for place, bound in zip(order, pairwise(bounds), strict=True)}
+        places = dict(zip(order, pairwise(bounds), strict=True))
         cuts = [slice(*places[i]) for i in range(len(feeds))]
         return Scores(tuple(logits[cut] for cut in cuts), tuple(states[cut] for cut in cuts) if hidden else None)
 
@@ -147,7 +147,7 @@ class DecoderRunner:
         spans, row = [], 0
         for feed in feeds:
             count = len(feed.tokens)
-            assert 0 <= feed.rows <= count and count, "a feed needs tokens, and asks for rows of its own"
+            assert 0 <= feed.rows <= count > 0, "a feed needs tokens, and asks for rows of its own"
             slot, start = self._slots.begin(feed.sequence_id, count)
             spans.append(Span(row, slot, start, count))
             row += count

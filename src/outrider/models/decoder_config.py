@@ -134,7 +134,9 @@ def _activation(config: PretrainedConfig) -> Activation:
     name = getattr(config, "hidden_activation", None) or config.hidden_act
     if name not in _ACTIVATIONS:
         known = ", ".join(_ACTIVATIONS)
-        raise CapabilityError(f"hidden_act={name!r} is not supported by this decoder (it has {known}); use another runner")
+        raise CapabilityError(
+            f"hidden_act={name!r} is not supported by this decoder (it has {known}); use another runner"
+        )
     return _ACTIVATIONS[name]
 
 
@@ -154,9 +156,8 @@ def _windows(config: PretrainedConfig) -> tuple[tuple[bool, ...], int | None]:
 
 def _ropes(config: PretrainedConfig) -> tuple[RopeConfig, RopeConfig]:
     parameters: Mapping[str, Any] = config.rope_parameters
-    nested = parameters.get("full_attention"), parameters.get("sliding_attention")
-    full, sliding = (nested[0] or nested[1], nested[1] or nested[0]) if any(nested) else (parameters, parameters)
-    return _rope(full, config), _rope(sliding, config)
+    full, sliding = parameters.get("full_attention"), parameters.get("sliding_attention")
+    return _rope(full or sliding or parameters, config), _rope(sliding or full or parameters, config)
 
 
 def _rope(parameters: Mapping[str, Any], config: PretrainedConfig) -> RopeConfig:

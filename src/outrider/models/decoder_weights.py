@@ -89,9 +89,15 @@ class WeightReader:
 
     def _bundles(self) -> Iterable[tuple[str, _Bundle]]:
         table = "model.embed_tokens.weight"
-        yield "embedding", _Bundle((table,), lambda t: t[table].view(self._config.vocab_size, self._config.hidden_size).clone())
+        yield (
+            "embedding",
+            _Bundle((table,), lambda t: t[table].view(self._config.vocab_size, self._config.hidden_size).clone()),
+        )
         yield "norm", self._norm("model.norm.weight")
-        yield "head", self._linear(table.removesuffix(".weight") if self._config.tied else "lm_head", False, self._head_shape)
+        yield (
+            "head",
+            self._linear(table.removesuffix(".weight") if self._config.tied else "lm_head", False, self._head_shape),
+        )
         for layer in range(self._config.num_layers):
             yield from self._layer_bundles(f"model.layers.{layer}.")
 
@@ -153,7 +159,7 @@ class WeightReader:
         order = pair_order(c.head_dim)
 
         def build(t: Tensors) -> torch.Tensor:
-            q, k = (norm_weight(t[f"{at}{name}_norm.weight"].view(c.head_dim), c.norm_offset)[order] for name in "qk")
+            q, k = (t[f"{at}{name}_norm.weight"].float()[order] + c.norm_offset for name in "qk")
             return torch.cat((q.expand(c.num_heads, -1), k.expand(c.num_kv_heads, -1)))
 
         return _Bundle((at + "q_norm.weight", at + "k_norm.weight"), build)

@@ -18,6 +18,9 @@ if TYPE_CHECKING:
 
 __all__ = ["LoadedModel", "ModelFiles", "load_runner"]
 
+DEFAULT_MODEL_LEN = 8192
+"""Longest slot planned without being asked: every slot is reserved whole, and models now claim far longer contexts."""
+
 
 @dataclass(frozen=True)
 class LoadedModel:
@@ -36,7 +39,7 @@ def load_runner(
     max_model_len: int | None = None,
     trust_remote_code: bool = False,
 ) -> LoadedModel:
-    """Load a demo name, folder, GGUF file or Hub id; ``max_model_len`` defaults to the model's own.
+    """Load a demo name, folder, GGUF file or Hub id; ``max_model_len`` defaults to the model's own, up to 8192.
 
     Raises ``ConfigError``, ``ModelError`` or ``FetchError``; settings are checked before weights are read.
     """
@@ -67,7 +70,7 @@ def model_length(config: PretrainedConfig, wanted: int | None, name: str) -> int
     if wanted is None:
         if limit is None:
             raise ModelError(f"{name} does not say how long its context is; set max_model_len")
-        return int(limit)
+        return min(int(limit), DEFAULT_MODEL_LEN)
     if isinstance(wanted, bool) or not isinstance(wanted, int) or wanted < 1:
         raise ConfigError(f"max_model_len={wanted!r} must be a whole number, 1 or more")
     if limit is not None and wanted > limit:

@@ -6,6 +6,7 @@ Kernels here were chosen for one property before speed: a row's result does not 
 from __future__ import annotations
 
 from collections.abc import Callable
+from itertools import pairwise
 from typing import TYPE_CHECKING, Protocol
 
 import torch
@@ -97,7 +98,7 @@ class TiledLinear:
     def _tiles(self, x_NI: torch.Tensor, then: Callable[[torch.Tensor], torch.Tensor] | None) -> torch.Tensor:
         rows = len(x_NI)
         padded = F.pad(x_NI, (0, 0, 0, -rows % _TILE_ROWS))
-        outputs = [F.linear(tile, self._weight, self._bias) for tile in padded.split(_TILE_ROWS)]
+        outputs = [F.linear(tile, self._weight, self._bias) for tile in torch.split(padded, _TILE_ROWS)]
         return torch.cat(outputs if then is None else [then(output) for output in outputs])[:rows]
 
 
@@ -106,7 +107,7 @@ def _by_blocks(product: Callable[..., torch.Tensor], *tensors: torch.Tensor) -> 
     rows = len(tensors[0])
     count = -(-rows // _MAX_ROWS)
     bounds = [rows * i // count for i in range(count + 1)]
-    return torch.cat([product(*(t[a:b] for t in tensors)) for a, b in zip(bounds, bounds[1:], strict=False)])
+    return torch.cat([product(*(t[a:b] for t in tensors)) for a, b in pairwise(bounds)])
 
 
 class LinearFactory:
@@ -157,16 +158,17 @@ def _independent(linear: Linear, weight_OI: torch.Tensor) -> bool:
 
 
 def norm_weight(weight_D: torch.Tensor, offset: float) -> torch.Tensor:
-    """A norm's weight as ``rms_norm`` takes it: fp32, with the square root of the width folded in."""
-    return (weight_D.float() + offset) * float(weight_D.shape[-1]) ** 0.5
+    """A norm's weight as ``rms_norm`` takes it: fp32, ``(2 * width,)``."""
+    weight = weight_D.float() + offset
+    return torch.cat((weight, weight))
 
 
-def rms_norm(x: torch.Tensor, weight: torch.Tensor, eps: float) -> torch.Tensor:
-    """Root-mean-square norm over the last dimension in fp32, rounded once to ``x``'s dtype (Zhang & Sennrich 2019).
+def rms_norm(x_ND: torch.Tensor, weight: torch.Tensor | None, eps: float) -> torch.Tensor:
+    """Root-mean-square norm over the last dimension, fp32 inside, rounded once (Zhang & Sennrich 2019).
 
-    ``weight`` comes from ``norm_weight``. Only kernels that round each element on its own are used (no hypot, no
-    addcmul): those with an inexact vector form give other bits in a tensor's last few elements.
+    Computed as the layer norm of ``(x, -x)``, whose mean is 0 and whose variance is the mean square of x: one fused
+    kernel, which treats every row alike, where torch's own RMS norm runs seven.
     """
-    size = torch.linalg.vector_norm(x, 2, -1, True, dtype=torch.float32)
-    size.mul_(size).add_(x.shape[-1] * eps).rsqrt_()
-    return torch.mul(x, size).mul_(weight).to(x.dtype)
+    width = x_ND.shape[-1]
+    both = torch.cat((x_ND, -x_ND), -1)
+    return torch.native_layer_norm(both, [2 * width], weight, None, eps)[0][..., :width].contiguous()

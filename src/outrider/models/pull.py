@@ -205,4 +205,4 @@ def _bar(model: DemoModel, shown: bool) -> Progress:
     if shown:
         console.print(f"Fetching {model.name} ({model.licence}, {model.download_size / _CHUNK:,.0f} MiB)")
     columns = (TextColumn("{task.description}"), BarColumn(), DownloadColumn(binary_units=True), TimeRemainingColumn())
-    return Progress(*columns, console=console, transient=True, disable=not shown)
+    return Progress(*columns, console=console, transient=True, disable=not (shown and console.is_terminal))
