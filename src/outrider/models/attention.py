@@ -1,7 +1,8 @@
 """Grouped-query attention over the slots: rotate, store keys and values, and attend, for all rows of one step.
 
-Everything is fp32, also for a bf16 model: torch's fp32 batched product is two to three times faster than its bf16 one
-at a few rows. The query heads of a key/value head are extra rows of its product.
+Products are fp32, also for a bf16 model: at a few rows torch's fp32 batched product is two to three times faster than
+its bf16 one, even with keys and values kept in bf16 and widened for each use (half the bytes come from memory). The
+query heads of a key/value head are extra rows of its product.
 """
 
 from __future__ import annotations
@@ -123,8 +124,18 @@ class _Keys:
     mask_view: torch.Tensor
     mask: torch.Tensor
     scores: torch.Tensor
-    keys: tuple[torch.Tensor, ...]
-    values: tuple[torch.Tensor, ...]
+    held: tuple[torch.Tensor, ...]
+    """By layer: ``(2, batch, kv_heads, keys, head_dim)``, or with batch and heads joined where no copy is needed."""
+    wide: torch.Tensor | None
+    """fp32 room that a layer's keys and values are copied to; None where they are fp32 already."""
+
+    def load(self, layer: int) -> tuple[torch.Tensor, torch.Tensor]:
+        """Transposed keys ``(B, head_dim, S)`` and values ``(B, S, head_dim)``, B over slots and heads."""
+        both = self.held[layer]
+        if self.wide is not None:
+            self.wide.copy_(both)
+            both = self.wide.flatten(1, 2)
+        return both[0].transpose(1, 2), both[1]
 
 
 class _TileProduct:
@@ -166,10 +177,11 @@ class _TileProduct:
             self._q_by_row.copy_(self._source)
         else:
             self._q_by_row.copy_(self._packed_q.index_select(0, self._gather).view(self._q_by_row.shape))
-        torch.bmm(self._q, kind.keys[layer], out=kind.scores)
+        keys, values = kind.load(layer)
+        torch.bmm(self._q, keys, out=kind.scores)
         kind.mask_view.add_(kind.mask)
         torch._softmax(kind.scores, -1, False, out=kind.scores)
-        torch.bmm(kind.scores, kind.values[layer], out=self._o)
+        torch.bmm(kind.scores, values, out=self._o)
         if self._scatter is None:
             self._target.copy_(self._o_by_row)
         else:
@@ -212,7 +224,6 @@ def _keys(
     batch, kv_heads, rows, group = shape
     first = rule.first_key(tile.start, window)
     held = kv[:, :, tile.first_slot : tile.end_slot, :, first : tile.keys]
-    flat = held.flatten(2, 3)
     room = batch * kv_heads, rows * group, tile.keys - first
     scores = scratch[: room[0] * room[1] * room[2]].view(room)
     mask = _mask(tile, first, window)
@@ -220,8 +231,8 @@ def _keys(
         mask_view=scores.view(batch, kv_heads, rows, group, -1),
         mask=mask.view(batch, 1, rows, 1, -1),
         scores=scores,
-        keys=flat[:, 0].transpose(-1, -2).unbind(0),
-        values=flat[:, 1].unbind(0),
+        held=(held.flatten(2, 3) if kv.dtype == torch.float32 else held).unbind(0),
+        wide=None if kv.dtype == torch.float32 else torch.empty(held.shape[1:]),
     )
 
 

@@ -1,0 +1,44 @@
+"""A slice of ``benchmarks/identical.py``: on real weights, speculation changes no byte."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+from identical import BATCH, compare, decode, make_jobs
+from prompts import load_prompts
+
+from outrider.draft.none import NoDrafter
+from outrider.models.load import LoadedModel, load_runner
+
+pytestmark = pytest.mark.weights
+
+MAX_TOKENS = 20
+
+
+@pytest.fixture(scope="module", params=["bfloat16", "float32"])
+def model(request: pytest.FixtureRequest) -> LoadedModel:
+    return load_runner("smollm2-135m", dtype=request.param, max_num_seqs=BATCH, max_model_len=512)
+
+
+def _prompts(model: LoadedModel, count: int) -> list[list[int]]:
+    return [model.tokenizer.chat([{"role": "user", "content": text}]) for text in load_prompts(None, count)]
+
+
+def test_every_configuration_says_the_same(model: LoadedModel) -> None:
+    assert model.runner.capabilities.deterministic_shape
+    draft = load_runner("smollm2-135m", dtype="bfloat16", max_num_seqs=BATCH, max_model_len=512)
+    rows = list(compare(model, draft, _prompts(model, 5), MAX_TOKENS, passes=1))
+    assert len(rows) == 6
+    assert {row.name: row.total - row.identical for row in rows} == dict.fromkeys((row.name for row in rows), 0)
+    taus = {row.name: row.tau for row in rows}
+    assert taus["ngram, k 1..8 by prompt, batch 1"] > 1.0, "nothing was drafted, so nothing was shown"
+    assert taus["draft_model, k 1..8 mixed, batch 8"] > 2.0
+
+
+def test_the_comparison_can_fail(model: LoadedModel) -> None:
+    jobs = [job for job in make_jobs(_prompts(model, 2), MAX_TOKENS, lambda _: 0) if job.key[1] == "seeded"]
+    expected, _ = decode(model, NoDrafter(), jobs, batch=1)
+    others = [replace(job, params=replace(job.params, seed=7)) for job in jobs]
+    got, _ = decode(model, NoDrafter(), others, batch=1)
+    assert all(got[key] != tokens for key, tokens in expected.items())
