@@ -74,10 +74,11 @@ def test_the_next_owner_learns_how_much_was_written_even_by_a_failed_forward() -
     assert slots.open(3) == (0, 0)
 
 
-def test_kv_memory_is_aligned_zero_and_shaped_as_asked() -> None:
-    kv = allocate_kv(2, 3, 2, 8, 4)
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_kv_memory_is_aligned_zero_and_shaped_as_asked(dtype: torch.dtype) -> None:
+    kv = allocate_kv((2, 2, 3, 2, 8, 4), dtype)
     assert kv.shape == (2, 2, 3, 2, 8, 4)
-    assert kv.dtype == torch.float32
+    assert kv.dtype == dtype
     assert kv.data_ptr() % 64 == 0
     assert kv.is_contiguous()
     assert not kv.any()
@@ -89,4 +90,4 @@ def test_kv_memory_that_cannot_be_had_is_a_setting_to_change(monkeypatch: pytest
 
     monkeypatch.setattr(np, "zeros", refuse)
     with pytest.raises(ConfigError, match=r"max_num_seqs=8 slots of 4096 tokens need 8\.6 GB.*reduce max_model_len"):
-        allocate_kv(64, 8, 4, 4096, 128)
+        allocate_kv((64, 2, 8, 4, 4096, 128), torch.float32)

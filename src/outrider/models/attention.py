@@ -7,6 +7,7 @@ query heads of a key/value head are extra rows of its product.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -64,8 +65,12 @@ class StepAttention:
         self._out = torch.zeros(rows, heads * dim, dtype=dtype)
         kinds = {local: config.window if local else None for local in set(config.local)}
         tiles = plan_tiles(spans, rule)
-        # Tiles run one after another, so the largest one's room for scores serves all.
-        scratch = torch.empty(max(tile.batch * tile.rows * tile.keys for tile in tiles) * heads)
+        # Tiles run one after another, so the largest one's room serves all.
+        scores = torch.empty(max(tile.batch * tile.rows * tile.keys for tile in tiles) * heads)
+        wide = torch.empty(
+            max(tile.batch * tile.keys for tile in tiles) * 2 * kv_heads * dim if kv.dtype != scores.dtype else 0
+        )
+        scratch = scores, wide
         self._tiles = [_TileProduct(config, rule, kv, tile, kinds, self._qkv, self._out, scratch) for tile in tiles]
 
     def attend(self, layer: int, qkv_NC: torch.Tensor, norm_HD: torch.Tensor | None) -> torch.Tensor:
@@ -114,7 +119,8 @@ class _IndexWriter:
         self._flat = kv.view(kv.shape[0], -1, dim).unbind(0)
 
     def write(self, layer: int) -> None:
-        self._flat[layer].index_copy_(0, self._index, self._source.reshape(len(self._index), -1))
+        flat = self._flat[layer]
+        flat.index_copy_(0, self._index, self._source.reshape(len(self._index), -1).to(flat.dtype))
 
 
 @dataclass(frozen=True)
@@ -124,18 +130,12 @@ class _Keys:
     mask_view: torch.Tensor
     mask: torch.Tensor
     scores: torch.Tensor
-    held: tuple[torch.Tensor, ...]
-    """By layer: ``(2, batch, kv_heads, keys, head_dim)``, or with batch and heads joined where no copy is needed."""
+    keys: Sequence[torch.Tensor]
+    """By layer, transposed: ``(B, head_dim, S)``, B over slots and heads. Values: ``(B, S, head_dim)``."""
+    values: Sequence[torch.Tensor]
+    held: Sequence[torch.Tensor]
     wide: torch.Tensor | None
-    """fp32 room that a layer's keys and values are copied to; None where they are fp32 already."""
-
-    def load(self, layer: int) -> tuple[torch.Tensor, torch.Tensor]:
-        """Transposed keys ``(B, head_dim, S)`` and values ``(B, S, head_dim)``, B over slots and heads."""
-        both = self.held[layer]
-        if self.wide is not None:
-            self.wide.copy_(both)
-            both = self.wide.flatten(1, 2)
-        return both[0].transpose(1, 2), both[1]
+    """fp32 room that every layer's ``held`` is copied to first; None where keys and values are fp32 already."""
 
 
 class _TileProduct:
@@ -150,7 +150,7 @@ class _TileProduct:
         kinds: dict[bool, int | None],
         qkv: torch.Tensor,
         out: torch.Tensor,
-        scratch: torch.Tensor,
+        scratch: tuple[torch.Tensor, torch.Tensor],
     ) -> None:
         batch, rows, kv_heads, group, dim = tile.batch, tile.rows, config.num_kv_heads, config.group, config.head_dim
         grouped = (batch, rows, kv_heads, group, dim)
@@ -177,11 +177,12 @@ class _TileProduct:
             self._q_by_row.copy_(self._source)
         else:
             self._q_by_row.copy_(self._packed_q.index_select(0, self._gather).view(self._q_by_row.shape))
-        keys, values = kind.load(layer)
-        torch.bmm(self._q, keys, out=kind.scores)
+        if kind.wide is not None:
+            kind.wide.copy_(kind.held[layer])
+        torch.bmm(self._q, kind.keys[layer], out=kind.scores)
         kind.mask_view.add_(kind.mask)
         torch._softmax(kind.scores, -1, False, out=kind.scores)
-        torch.bmm(kind.scores, values, out=self._o)
+        torch.bmm(kind.scores, kind.values[layer], out=self._o)
         if self._scatter is None:
             self._target.copy_(self._o_by_row)
         else:
@@ -219,21 +220,28 @@ def _keys(
     kv: torch.Tensor,
     window: int | None,
     shape: tuple[int, int, int, int],
-    scratch: torch.Tensor,
+    scratch: tuple[torch.Tensor, torch.Tensor],
 ) -> _Keys:
     batch, kv_heads, rows, group = shape
     first = rule.first_key(tile.start, window)
     held = kv[:, :, tile.first_slot : tile.end_slot, :, first : tile.keys]
-    room = batch * kv_heads, rows * group, tile.keys - first
-    scores = scratch[: room[0] * room[1] * room[2]].view(room)
-    mask = _mask(tile, first, window)
+    layers = len(kv)
+    wide = None if kv.dtype == torch.float32 else _room(scratch[1], held.shape[1:])
+    flat = held.flatten(2, 3) if wide is None else wide.flatten(1, 2).expand(layers, -1, -1, -1, -1)
+    scores = _room(scratch[0], (batch * kv_heads, rows * group, tile.keys - first))
     return _Keys(
         mask_view=scores.view(batch, kv_heads, rows, group, -1),
-        mask=mask.view(batch, 1, rows, 1, -1),
+        mask=_mask(tile, first, window).view(batch, 1, rows, 1, -1),
         scores=scores,
-        held=(held.flatten(2, 3) if kv.dtype == torch.float32 else held).unbind(0),
-        wide=None if kv.dtype == torch.float32 else torch.empty(held.shape[1:]),
+        keys=flat[:, 0].transpose(-1, -2).unbind(0),
+        values=flat[:, 1].unbind(0),
+        held=held.unbind(0),
+        wide=wide,
     )
+
+
+def _room(scratch: torch.Tensor, shape: Sequence[int]) -> torch.Tensor:
+    return scratch[: math.prod(shape)].view(tuple(shape))
 
 
 def _mask(tile: Tile, first: int, window: int | None) -> torch.Tensor:

@@ -24,8 +24,8 @@ __all__ = ["DecoderConfig", "DecoderRunner", "supports"]
 class DecoderRunner:
     """A TargetRunner on CPU whose rows have bits that depend on their own sequence only.
 
-    Logits come in the model's dtype. Keys and values are kept in fp32. A tied head costs one packed copy of the
-    embedding table beside the table itself.
+    Logits, keys and values have the model's dtype. A tied head costs one packed copy of the embedding table beside
+    the table itself.
     """
 
     def __init__(
@@ -45,7 +45,8 @@ class DecoderRunner:
         self._capabilities = Capabilities("truncate", hidden_states=True, deterministic_shape=deterministic)
         self._slots = KVSlots(max_num_seqs, max_model_len)
         positions = rule.padded_keys(max_model_len)
-        self._kv = allocate_kv(config.num_layers, max_num_seqs, config.num_kv_heads, positions, config.head_dim)
+        shape = (config.num_layers, 2, max_num_seqs, config.num_kv_heads, positions, config.head_dim)
+        self._kv = allocate_kv(shape, weights.embedding_VD.dtype)
         ropes = {True: config.rope_local, False: config.rope}
         self._turns = {kind: rotation_table(ropes[kind], config.head_dim, max_model_len) for kind in set(config.local)}
         self._dtype = weights.embedding_VD.dtype

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 
 import numpy as np
@@ -76,20 +77,19 @@ class KVSlots:
         slot.length = length
 
 
-def allocate_kv(layers: int, slots: int, kv_heads: int, positions: int, head_dim: int) -> torch.Tensor:
-    """``(layers, 2, slots, kv_heads, positions, head_dim)`` fp32 zeros, keys before values.
+def allocate_kv(shape: tuple[int, int, int, int, int, int], dtype: torch.dtype) -> torch.Tensor:
+    """Zeros of shape ``(layers, 2, slots, kv_heads, positions, head_dim)``, keys before values.
 
     The system maps zero pages only when they are written, so unused slots cost address space, not memory; and a
     masked position always holds finite numbers, which zero weights erase. Raises ConfigError when it cannot be had.
     """
-    shape = (layers, 2, slots, kv_heads, positions, head_dim)
-    count = int(np.prod(shape, dtype=np.int64))
+    size = math.prod(shape) * dtype.itemsize
     try:
-        raw = np.zeros(count + _ALIGNMENT, dtype=np.float32)
+        raw = np.zeros(size + _ALIGNMENT, dtype=np.uint8)
     except MemoryError as error:
         raise ConfigError(
-            f"max_num_seqs={slots} slots of {positions} tokens need {count * 4 / 1e9:.1f} GB of key/value memory, more "
+            f"max_num_seqs={shape[2]} slots of {shape[4]} tokens need {size / 1e9:.1f} GB of key/value memory, more "
             "than this machine gives; reduce max_model_len or max_num_seqs"
         ) from error
-    skip = -raw.ctypes.data % _ALIGNMENT // raw.itemsize
-    return torch.from_numpy(raw[skip : skip + count]).view(shape)
+    skip = -raw.ctypes.data % _ALIGNMENT
+    return torch.from_numpy(raw[skip : skip + size]).view(dtype).view(shape)

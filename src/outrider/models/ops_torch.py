@@ -21,6 +21,8 @@ MIN_ROWS = 4
 """Fewest rows a step may have: one row takes another kernel, and four run faster than two (prefetching)."""
 _MAX_ROWS = 256
 _TILE_ROWS = 8
+_VECTOR = 64
+_SERIAL_ELEMENTS = 32768
 
 
 class Linear(Protocol):
@@ -83,7 +85,9 @@ class TiledLinear:
         )
 
     def __call__(self, x_NI: torch.Tensor) -> torch.Tensor:
-        return self._tiles(x_NI, None)
+        rows = len(x_NI)
+        padded = F.pad(x_NI, (0, 0, 0, -rows % _TILE_ROWS))
+        return torch.cat([F.linear(tile, self._weight, self._bias) for tile in torch.split(padded, _TILE_ROWS)])[:rows]
 
     def plus(self, x_NI: torch.Tensor, other_NO: torch.Tensor) -> torch.Tensor:
         return self(x_NI).add_(other_NO)
@@ -92,14 +96,13 @@ class TiledLinear:
         return self(x_NI).mul_(other_NO)
 
     def activated(self, x_NI: torch.Tensor) -> torch.Tensor:
-        # Inside the tile: an elementwise exp may round its last few elements differently.
-        return self._tiles(x_NI, self._activate)
-
-    def _tiles(self, x_NI: torch.Tensor, then: Callable[[torch.Tensor], torch.Tensor] | None) -> torch.Tensor:
-        rows = len(x_NI)
-        padded = F.pad(x_NI, (0, 0, 0, -rows % _TILE_ROWS))
-        outputs = [F.linear(tile, self._weight, self._bias) for tile in torch.split(padded, _TILE_ROWS)]
-        return torch.cat(outputs if then is None else [then(output) for output in outputs])[:rows]
+        # An elementwise exp rounds the last few elements of a call, or of a thread's share, in another way; rows of
+        # whole vectors in calls too small for a second thread leave no such elements.
+        product_NO = self(x_NI)
+        width = product_NO.shape[1]
+        padded = F.pad(product_NO, (0, -width % _VECTOR))
+        blocks = torch.split(padded, max(1, (_SERIAL_ELEMENTS - 1) // padded.shape[1]))
+        return torch.cat([self._activate(block) for block in blocks])[:, :width]
 
 
 def _by_blocks(product: Callable[..., torch.Tensor], *tensors: torch.Tensor) -> torch.Tensor:

@@ -1,0 +1,204 @@
+"""How close is a decoding step to the memory limit, and what do extra rows cost?
+
+    python benchmarks/decoder.py            # bf16 and fp32, engine and Transformers; about two minutes
+    python benchmarks/decoder.py --quick    # fewer rounds, steps only
+
+Steps of 1, 5 and 9 tokens and a batch of 8, at 256 tokens of context with logits for all rows, measured in turn
+together with memory bandwidth, so that a noisy machine disturbs all alike; medians. The limit is the time to read
+every weight once. Prints a card, a table and one JSON line.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import statistics
+import time
+from collections.abc import Callable
+from dataclasses import asdict, dataclass
+from functools import partial
+from typing import Any
+
+import torch
+
+from outrider import LLM, SamplingParams
+from outrider.hardware import processor, read_bandwidth
+from outrider.models.base import Feed
+from outrider.models.load import LoadedModel, load_runner
+from outrider.models.quiet import quiet_transformers
+
+CONTEXT = 256
+BATCH = 8
+STEPS = {"1 token": (1, 1), "5 tokens": (5, 1), "9 tokens": (9, 1), "8 x 1 token": (1, BATCH)}
+NEW_TOKENS = 64
+
+
+@dataclass(frozen=True)
+class StepTimes:
+    """Medians of one dtype: milliseconds a step, bytes of weights a step reads, bytes a second memory gives."""
+
+    milliseconds: dict[str, float]
+    weight_bytes: int
+    bandwidth: float
+
+    @property
+    def limit(self) -> float:
+        return self.weight_bytes / self.bandwidth * 1e3
+
+    def over_one(self, step: str) -> float:
+        return self.milliseconds[step] / self.milliseconds["1 token"]
+
+
+def prompt_of(vocab: int) -> tuple[int, ...]:
+    """Tokens without meaning: the time of a step does not depend on what they say."""
+    return tuple((i * i * 7 + 3 * i + 1) % vocab for i in range(CONTEXT))
+
+
+def weight_bytes(model: str, dtype: torch.dtype) -> int:
+    """Bytes a one-token step must read: every weight once (a tied table serves as the head), no table lookups."""
+    from outrider.models.checkpoint import read_config, read_tensors
+    from outrider.models.resolve import resolve
+
+    files = resolve(model)
+    tied = read_config(files).tie_word_embeddings
+    sizes = {name: tensor.numel() for name, tensor in read_tensors(files, dtype)}
+    table = sizes.pop("model.embed_tokens.weight")
+    return (sum(sizes.values()) + (table if tied else 0)) * dtype.itemsize
+
+
+def measure_steps(loaded: LoadedModel, size: int, rounds: int) -> StepTimes:
+    """Run every kind of step once a round, and read memory once a round."""
+    runner = loaded.runner
+    prompt = prompt_of(runner.vocab_size)
+    for sequence_id in range(BATCH):
+        runner.open(sequence_id)
+        runner.score([Feed(sequence_id, prompt, 0)])
+
+    def step(tokens: int, batch: int) -> None:
+        runner.score([Feed(i, prompt[:tokens], tokens) for i in range(batch)])
+        for i in range(batch):
+            runner.commit(i, CONTEXT)
+
+    times: dict[str, list[float]] = {name: [] for name in STEPS}
+    bandwidths = []
+    for _ in range(rounds):
+        bandwidths.append(read_bandwidth(torch.get_num_threads(), repeats=1))
+        for name, (tokens, batch) in STEPS.items():
+            step(tokens, batch)
+            times[name].append(_milliseconds(partial(step, tokens, batch)))
+    for sequence_id in range(BATCH):
+        runner.close(sequence_id)
+    medians = {name: statistics.median(values) for name, values in times.items()}
+    return StepTimes(medians, size, statistics.median(bandwidths))
+
+
+def measure_engine(model: str, rounds: int) -> dict[str, float]:
+    """Plain decoding through the public API against Transformers' ``generate``, in turn, bf16, batch 1.
+
+    ``overhead_share`` is the part of the engine's time not spent in the target model.
+    """
+    llm = LLM(model, dtype="bfloat16", speculative_config=None, max_num_seqs=1)
+    reference = _transformers_model(llm.loaded)
+    prompt = list(prompt_of(llm.loaded.runner.vocab_size))
+    params = SamplingParams(temperature=0.0, max_tokens=NEW_TOKENS, ignore_eos=True)
+    ours, theirs, overhead = [], [], []
+    for turn in range(rounds + 1):
+        seconds, output = _timed(lambda: llm.generate([prompt], params)[0])
+        reference_seconds, _ = _timed(
+            lambda: reference.generate(
+                torch.tensor([prompt]), do_sample=False, max_new_tokens=NEW_TOKENS, min_new_tokens=NEW_TOKENS
+            )
+        )
+        if turn == 0:
+            continue
+        ours.append(seconds)
+        theirs.append(reference_seconds)
+        overhead.append(1 - output.metrics.seconds.target / output.metrics.seconds.total)
+    return {
+        "plain_tokens_per_second_bf16": NEW_TOKENS / statistics.median(ours),
+        "plain_vs_transformers_bf16": statistics.median(theirs) / statistics.median(ours),
+        "overhead_share": statistics.median(overhead),
+    }
+
+
+def _transformers_model(loaded: LoadedModel) -> Any:
+    from transformers import AutoModelForCausalLM, GgufConfig
+
+    files = loaded.files
+    source: dict[str, Any] = {}
+    if files.gguf is not None:
+        source = {"gguf_file": files.gguf.name, "quantization_config": GgufConfig(dequantize=True)}
+    with quiet_transformers():
+        return AutoModelForCausalLM.from_pretrained(files.folder, dtype=torch.bfloat16, **source).eval()
+
+
+def _milliseconds(call: Callable[[], object]) -> float:
+    return _timed(call)[0] * 1e3
+
+
+def _timed(call: Callable[[], Any]) -> tuple[float, Any]:
+    start = time.perf_counter()
+    result = call()
+    return time.perf_counter() - start, result
+
+
+def print_card(model: str, rounds: int) -> None:
+    """What was measured, and on what."""
+    cpu = processor()
+    print(f"model      {model}, context {CONTEXT}, logits for all rows")
+    print(f"processor  {cpu.model}, {cpu.isa}, {cpu.threads} threads, oneDNN bf16: {cpu.bf16}")
+    print(f"torch      {torch.__version__}; medians of {rounds} rounds, all kinds of step in turn")
+
+
+def print_table(dtype: str, times: StepTimes) -> None:
+    """Milliseconds, and how they compare with one token and with the limit."""
+    print(f"\n{dtype}: {times.weight_bytes / 1e6:.0f} MB of weights, {times.bandwidth / 1e9:.1f} GB/s, ", end="")
+    print(f"limit {times.limit:.2f} ms")
+    print(f"  {'step':<12} {'ms':>8} {'/ 1 token':>10} {'/ limit':>8}")
+    for name, value in times.milliseconds.items():
+        print(f"  {name:<12} {value:8.2f} {times.over_one(name):10.2f} {value / times.limit:8.2f}")
+
+
+def figures(bf16: StepTimes, fp32: StepTimes) -> dict[str, float]:
+    """The figures that are watched from one version to the next."""
+    return {
+        "limit_ratio_bf16": bf16.milliseconds["1 token"] / bf16.limit,
+        "ratio_5_bf16": bf16.over_one("5 tokens"),
+        "ratio_9_bf16": bf16.over_one("9 tokens"),
+        "batch8_gain": BATCH / bf16.over_one("8 x 1 token"),
+        "limit_ratio_fp32": fp32.milliseconds["1 token"] / fp32.limit,
+        "ratio_9_fp32": fp32.over_one("9 tokens"),
+    }
+
+
+def main() -> None:
+    """Command line."""
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else None)
+    parser.add_argument("--model", default="smollm2-135m")
+    parser.add_argument("--rounds", type=int, default=25)
+    parser.add_argument("--quick", action="store_true", help="7 rounds, without the engine and Transformers")
+    args = parser.parse_args()
+    rounds = 7 if args.quick else args.rounds
+    print_card(args.model, rounds)
+    times = {}
+    for dtype in ("bfloat16", "float32"):
+        size = weight_bytes(args.model, getattr(torch, dtype))
+        loaded = load_runner(args.model, dtype=dtype, max_num_seqs=BATCH, max_model_len=CONTEXT + 64)
+        times[dtype] = measure_steps(loaded, size, rounds)
+        print_table(dtype, times[dtype])
+    result = figures(times["bfloat16"], times["float32"])
+    if not args.quick:
+        result |= measure_engine(args.model, max(3, rounds // 5))
+    record = {
+        "benchmark": "decoder",
+        "model": args.model,
+        "rounds": rounds,
+        "processor": asdict(processor()),
+        "milliseconds": {name: value.milliseconds for name, value in times.items()},
+        "bandwidth": {name: value.bandwidth for name, value in times.items()},
+    }
+    print(json.dumps(record | {name: round(value, 3) for name, value in result.items()}))
+
+
+if __name__ == "__main__":
+    main()
