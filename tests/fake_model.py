@@ -62,6 +62,7 @@ class FakeModels:
         dtype: str = "bfloat16",
         max_num_seqs: int = 8,
         max_model_len: int | None = None,
+        longest: int = LIMIT,
         trust_remote_code: bool = False,
     ) -> LoadedModel:
         del dtype
@@ -71,7 +72,7 @@ class FakeModels:
         runner = self.runner_class(
             model,
             max_num_seqs,
-            max_model_len or LIMIT,
+            max_model_len or min(LIMIT, longest),
             name=ref,
             rollback="none" if ref == "toy-recurrent" else "truncate",
         )
@@ -82,8 +83,10 @@ class FakeModels:
 
 def fake_models(monkeypatch: pytest.MonkeyPatch) -> FakeModels:
     """Make ``LLM("toy")`` work without a file."""
+    import outrider.draft.build
     import outrider.llm
 
     models = FakeModels()
-    monkeypatch.setattr(outrider.llm, "load_runner", models.load)
+    for module in (outrider.llm, outrider.draft.build):
+        monkeypatch.setattr(module, "load_runner", models.load)
     return models

@@ -1,24 +1,23 @@
-"""What a user may set about an engine, as frozen values. One field = one keyword = one flag."""
+"""What a user may set about an engine, as frozen values."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, fields
-from typing import Any, Literal
+from typing import Any, Literal, get_args
 
 from outrider.errors import ConfigError
 
 Method = Literal["ngram", "draft_model"]
-VerifierName = Literal["auto", "coupled", "block", "token"]
+VerifierName = Literal["auto", "coupled", "block", "standard"]
 DTYPES = ("bfloat16", "float32")
-
-# vLLM's word for each rule where it has one ("standard" is its token-level rejection sampling).
-_VERIFIER_ALIASES = {"standard": "token"}
+DEFAULT_MODEL = "smollm2-135m"
+DEFAULT_DTYPE = "bfloat16"
 
 
 @dataclass(frozen=True)
 class SpeculativeConfig:
-    """How to speculate; keys and meanings are vLLM's."""
+    """How to speculate. Keys and meanings are vLLM's, ``dtype`` and the rule "coupled" are ours."""
 
     method: Method
     num_speculative_tokens: int = 5
@@ -26,38 +25,61 @@ class SpeculativeConfig:
     """Draft model: a name, folder, GGUF file or Hub id (``method="draft_model"`` only)."""
     dtype: str | None = None
     """Draft model's own dtype; None means the target's."""
-    prompt_lookup_min: int = 1
-    prompt_lookup_max: int = 3
+    prompt_lookup_min: int | None = None
+    prompt_lookup_max: int | None = None
+    """Shortest and longest n-gram looked up (``method="ngram"`` only); 1 and 3 unless one of them says otherwise."""
     rejection_sample_method: VerifierName = "auto"
 
     def __post_init__(self) -> None:
-        if self.method not in ("ngram", "draft_model"):
-            raise ConfigError(f"speculative_config: method={self.method!r} is unknown; use 'ngram' or 'draft_model'")
-        if not _is_int(self.num_speculative_tokens) or self.num_speculative_tokens < 0:
+        self._check_choice("method", get_args(Method))
+        self._check_choice("rejection_sample_method", get_args(VerifierName))
+        if not is_whole(self.num_speculative_tokens) or self.num_speculative_tokens < 0:
             raise ConfigError(
                 f"speculative_config: num_speculative_tokens={self.num_speculative_tokens!r} must be a whole "
                 "number, 0 or more (0 is plain decoding)"
             )
-        if not (
-            _is_int(self.prompt_lookup_min)
-            and _is_int(self.prompt_lookup_max)
-            and 1 <= self.prompt_lookup_min <= self.prompt_lookup_max
-        ):
+        if self.method == "ngram":
+            self._refuse("model", "dtype")
+            self._check_lookup()
+        else:
+            self._refuse("prompt_lookup_min", "prompt_lookup_max")
+            if not isinstance(self.model, str) or not self.model:
+                raise ConfigError(
+                    f"speculative_config: model={self.model!r}: method='draft_model' needs the draft's name, folder, "
+                    "GGUF file or Hub id"
+                )
+            if self.dtype is not None:
+                check_dtype(self.dtype, "speculative_config: dtype")
+
+    @property
+    def lookup_min(self) -> int:
+        return 1 if self.prompt_lookup_min is None else self.prompt_lookup_min
+
+    @property
+    def lookup_max(self) -> int:
+        return max(3, self.lookup_min) if self.prompt_lookup_max is None else self.prompt_lookup_max
+
+    def _check_choice(self, name: str, known: tuple[str, ...]) -> None:
+        value = getattr(self, name)
+        if value not in known:
+            listed = ", ".join(map(repr, known))
+            raise ConfigError(f"speculative_config: {name}={value!r} is unknown; use one of {listed}")
+
+    def _check_lookup(self) -> None:
+        given = [value for value in (self.prompt_lookup_min, self.prompt_lookup_max) if value is not None]
+        if not all(map(is_whole, given)) or not 1 <= self.lookup_min <= self.lookup_max:
             raise ConfigError(
                 f"speculative_config: prompt_lookup_min={self.prompt_lookup_min!r} and prompt_lookup_max="
                 f"{self.prompt_lookup_max!r} must be whole numbers with 1 <= min <= max"
             )
-        if self.method == "draft_model" and not self.model:
-            raise ConfigError("speculative_config: method='draft_model' needs 'model', the draft to load")
-        if self.method == "ngram" and self.model is not None:
-            raise ConfigError("speculative_config: method='ngram' takes no 'model'; remove it or use 'draft_model'")
-        if self.dtype is not None:
-            check_dtype(self.dtype, "speculative_config: dtype")
-        if self.rejection_sample_method not in ("auto", "coupled", "block", "token"):
-            raise ConfigError(
-                f"speculative_config: rejection_sample_method={self.rejection_sample_method!r} is unknown; "
-                "use 'auto', 'coupled', 'block' or 'token'"
-            )
+
+    def _refuse(self, *names: str) -> None:
+        for name in names:
+            if getattr(self, name) is not None:
+                raise ConfigError(
+                    f"speculative_config: {name}={getattr(self, name)!r} means nothing with method={self.method!r}; "
+                    "remove it or use the other method"
+                )
 
     @classmethod
     def from_dict(cls, values: Mapping[str, Any]) -> SpeculativeConfig:
@@ -68,9 +90,6 @@ class SpeculativeConfig:
             raise ConfigError(f"speculative_config: unknown key {unknown[0]!r}; known keys: {', '.join(known)}")
         if "method" not in values:
             values = {**values, "method": "draft_model" if values.get("model") else "ngram"}
-        rule = values.get("rejection_sample_method")
-        if isinstance(rule, str):
-            values = {**values, "rejection_sample_method": _VERIFIER_ALIASES.get(rule, rule)}
         return cls(**values)
 
 
@@ -81,12 +100,12 @@ class EngineConfig:
     max_num_seqs: int = 8
     """Sequences decoded together; each holds one KV slot of ``max_model_len`` tokens."""
     max_num_batched_tokens: int = 512
-    """Most tokens of one forward pass: prompts longer than this are prefilled in chunks."""
+    """Tokens of one forward pass, drafts aside: longer prompts are prefilled in chunks."""
 
     def __post_init__(self) -> None:
         for name in ("max_num_seqs", "max_num_batched_tokens"):
             value = getattr(self, name)
-            if not _is_int(value) or value < 1:
+            if not is_whole(value) or value < 1:
                 raise ConfigError(f"{name}={value!r} must be a whole number, 1 or more")
 
 
@@ -97,20 +116,22 @@ def check_dtype(value: str, where: str = "dtype") -> str:
     return value
 
 
-def parse_speculative_config(value: str | Mapping[str, Any] | SpeculativeConfig | None) -> SpeculativeConfig | None:
-    """Resolve the public argument: ``"auto"`` is n-gram lookup with default settings, None plain decoding."""
+def parse_speculative_config(
+    value: str | Mapping[str, Any] | SpeculativeConfig | None, can_roll_back: bool = True
+) -> SpeculativeConfig | None:
+    """Resolve the public argument: None is plain, "auto" n-gram lookup (plain too where drafts cannot be undone)."""
     if value is None or isinstance(value, SpeculativeConfig):
         return value
-    if isinstance(value, str):
-        if value == "auto":
-            return SpeculativeConfig(method="ngram")
-        raise ConfigError(
-            f"speculative_config={value!r} is unknown; use 'auto', None or a dict such as {{'method': 'ngram'}}"
-        )
+    if value == "auto":
+        return SpeculativeConfig(method="ngram") if can_roll_back else None
     if not isinstance(value, Mapping):
-        raise ConfigError(f"speculative_config={value!r} must be 'auto', None or a dict")
+        raise ConfigError(
+            f"speculative_config={value!r} is unknown; use 'auto', None (on the command line: none) or a dict such as "
+            '{"method": "ngram"}'
+        )
     return SpeculativeConfig.from_dict(value)
 
 
-def _is_int(value: object) -> bool:
+def is_whole(value: object) -> bool:
+    """Whether a setting is a whole number; True and False are not."""
     return isinstance(value, int) and not isinstance(value, bool)

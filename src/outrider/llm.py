@@ -4,12 +4,19 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Iterator, Mapping, Sequence
+from itertools import count
 from typing import Any, cast
 
-from outrider.config import EngineConfig, SpeculativeConfig, check_dtype, parse_speculative_config
+from outrider.config import (
+    DEFAULT_DTYPE,
+    DEFAULT_MODEL,
+    EngineConfig,
+    SpeculativeConfig,
+    check_dtype,
+    parse_speculative_config,
+)
 from outrider.control.fixed import FixedController
-from outrider.draft.base import Drafter
-from outrider.draft.none import NoDrafter
+from outrider.draft.build import build_drafter
 from outrider.engine.engine import Engine
 from outrider.engine.stream import StreamCursor
 from outrider.errors import RequestError
@@ -19,27 +26,30 @@ from outrider.types import RequestOutput, StreamChunk
 
 Prompt = str | Sequence[int]
 Message = Mapping[str, str]
+SpeculativeArgument = str | Mapping[str, Any] | SpeculativeConfig | None
 
 
 class LLM:
     """A target model with its drafter, ready to serve.
 
     ``speculative_config``: ``"auto"`` (n-gram lookup where the model's cache can be rolled back), None (plain
-    decoding), or vLLM's dictionary. Raises ConfigError, CapabilityError, ModelError or FetchError before any work.
+    decoding), or vLLM's dictionary. Raises ConfigError for settings before anything is read, then ModelError,
+    FetchError or CapabilityError for models that cannot be had or do not go together.
     """
 
     def __init__(
         self,
-        model: str = "smollm2-135m",
+        model: str = DEFAULT_MODEL,
         *,
-        dtype: str = "bfloat16",
-        speculative_config: str | Mapping[str, Any] | SpeculativeConfig | None = "auto",
+        dtype: str = DEFAULT_DTYPE,
+        speculative_config: SpeculativeArgument = "auto",
         max_model_len: int | None = None,
-        max_num_seqs: int = 8,
-        max_num_batched_tokens: int = 512,
+        max_num_seqs: int = EngineConfig.max_num_seqs,
+        max_num_batched_tokens: int = EngineConfig.max_num_batched_tokens,
         trust_remote_code: bool = False,
     ) -> None:
-        speculation = parse_speculative_config(speculative_config)
+        # Settings first: a typo is reported before anything is downloaded or read.
+        parse_speculative_config(speculative_config)
         self._config = EngineConfig(max_num_seqs, max_num_batched_tokens)
         self._dtype = check_dtype(dtype)
         self._trust_remote_code = trust_remote_code
@@ -50,14 +60,17 @@ class LLM:
             max_model_len=max_model_len,
             trust_remote_code=trust_remote_code,
         )
-        if speculative_config == "auto" and self._loaded.runner.capabilities.rollback == "none":
-            speculation = None
-        self.engine = self._build_engine(speculation)
+        self._siblings: list[Engine] = []
+        self._sequence_ids = count()
+        self.engine = self._build_engine(speculative_config)
 
-    def with_speculation(self, speculative_config: str | Mapping[str, Any] | SpeculativeConfig | None) -> LLM:
-        """A second LLM over the same weights with another drafter (None: plain). Use one of the two at a time."""
+    def with_speculation(self, speculative_config: SpeculativeArgument) -> LLM:
+        """A second LLM over the same weights with another drafter (None: plain).
+
+        The two share KV slots: while one has a request under way, the other refuses to start.
+        """
         other = copy.copy(self)
-        other.engine = other._build_engine(parse_speculative_config(speculative_config))
+        other.engine = other._build_engine(speculative_config)
         return other
 
     @property
@@ -109,50 +122,29 @@ class LLM:
                 raise RequestError(f"a message needs exactly 'role' and 'content', not {sorted(message)}")
         return self._loaded.tokenizer.chat(messages)
 
-    def check(self, prompt: Prompt, sampling_params: SamplingParams | None = None) -> None:
-        """Raise RequestError if the prompt could not be served; runs nothing."""
-        self._checked(prompt, sampling_params or SamplingParams())
-
     # --- helpers ------------------------------------------------------------------------------------------
 
-    def _build_engine(self, speculation: SpeculativeConfig | None) -> Engine:
-        return Engine(
+    def _build_engine(self, speculative_config: SpeculativeArgument) -> Engine:
+        can_roll_back = self._loaded.runner.capabilities.rollback == "truncate"
+        speculation = parse_speculative_config(speculative_config, can_roll_back)
+        drafter = build_drafter(
+            speculation,
+            self._loaded,
+            dtype=self._dtype,
+            max_num_batched_tokens=self._config.max_num_batched_tokens,
+            trust_remote_code=self._trust_remote_code,
+        )
+        engine = Engine(
             self._loaded.runner,
-            self._drafter(speculation),
+            drafter,
             FixedController(speculation.num_speculative_tokens if speculation else 0),
             self._loaded.tokenizer,
             self._config,
             speculation.rejection_sample_method if speculation else "auto",
+            self._sequence_ids,
         )
-
-    def _drafter(self, speculation: SpeculativeConfig | None) -> Drafter:
-        if speculation is None or speculation.num_speculative_tokens == 0:
-            return NoDrafter()
-        if speculation.method == "ngram":
-            from outrider.draft.ngram import NgramDrafter
-
-            return NgramDrafter(speculation.prompt_lookup_min, speculation.prompt_lookup_max)
-        return self._draft_model(speculation)
-
-    def _draft_model(self, speculation: SpeculativeConfig) -> Drafter:
-        from outrider.draft import check_pair
-        from outrider.draft.model import ModelDrafter
-
-        assert speculation.model is not None
-        draft = load_runner(
-            speculation.model,
-            dtype=speculation.dtype or self._dtype,
-            max_num_seqs=self._config.max_num_seqs,
-            max_model_len=None,
-            trust_remote_code=self._trust_remote_code,
-        )
-        check_pair(self._loaded.tokenizer, draft.tokenizer)
-        return ModelDrafter(
-            draft.runner,
-            self._loaded.runner.vocab_size,
-            self._loaded.tokenizer.eos_ids,
-            self._config.max_num_batched_tokens,
-        )
+        self._siblings.append(engine)
+        return engine
 
     def _checked(self, prompt: Prompt, params: SamplingParams) -> tuple[str | None, list[int]]:
         if isinstance(prompt, str):
@@ -160,16 +152,17 @@ class LLM:
             text, tokens = prompt, self._loaded.tokenizer.encode(prompt) if prompt else []
         else:
             text, tokens = None, _token_ids(prompt)
+        if any(engine.has_work for engine in self._siblings if engine is not self.engine):
+            raise RequestError("an LLM over the same weights has a request under way; finish or close it first")
         self.engine.check(tokens, params)
         return text, tokens
 
     def _run(self, request_ids: list[str]) -> list[RequestOutput]:
         outputs: dict[str, RequestOutput] = {}
         try:
-            # `collect` may also hand over a stream's request that ended meanwhile: it is not counted here.
-            while not outputs.keys() >= set(request_ids):
+            while len(outputs) < len(request_ids):
                 self.engine.step()
-                outputs.update((output.request_id, output) for output in self.engine.collect())
+                outputs.update((output.request_id, output) for output in self.engine.collect(request_ids))
         finally:
             # After an interrupt nothing of this call may live on in the engine.
             self._drop(request_ids)
@@ -193,7 +186,7 @@ class LLM:
     def _drop(self, request_ids: list[str]) -> None:
         for request_id in request_ids:
             self.engine.cancel(request_id)
-        self.engine.collect()
+        self.engine.collect(request_ids)
 
 
 def _as_list(prompts: Prompt | Sequence[Prompt]) -> list[Prompt]:
@@ -208,9 +201,11 @@ def _token_ids(prompt: object) -> list[int]:
     return list(prompt)
 
 
-def _params_for(given: SamplingParams | Sequence[SamplingParams] | None, count: int) -> list[SamplingParams]:
+def _params_for(given: object, count: int) -> list[SamplingParams]:
     if given is None or isinstance(given, SamplingParams):
         return [given or SamplingParams()] * count
+    if not isinstance(given, Sequence) or not all(isinstance(each, SamplingParams) for each in given):
+        raise RequestError("sampling_params must be a SamplingParams or a list of them")
     if len(given) != count:
         raise RequestError(f"{len(given)} sampling_params for {count} prompts: give one, or one per prompt")
     return list(given)

@@ -48,6 +48,8 @@ class RequestState(Protocol):
     @property
     def id(self) -> int: ...
     @property
+    def request_id(self) -> str: ...
+    @property
     def tokens(self) -> Sequence[int]:
         """Committed tokens, prompt included."""
         ...
@@ -102,7 +104,6 @@ class StepTrace:
     """Everything one engine step did: a round per sequence that was ready, and the time it took."""
 
     rounds: tuple[RoundTrace, ...]
-    prefilled: int
     seconds: PhaseSeconds
 
 
@@ -129,6 +130,7 @@ class RequestMetrics:
     emitted: int = 0
     drafter: str = "none"
     seconds: PhaseSeconds = field(default_factory=PhaseSeconds)
+    """Time of every step the request took part in, prompt chunks included; a step is shared by its whole batch."""
 
     @property
     def tau(self) -> float:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import cache
 from typing import Any
 
 import pytest
@@ -9,13 +10,14 @@ import torch
 from transformers import GPT2Config, LlamaConfig, PretrainedConfig
 
 from outrider.errors import CapabilityError, ConfigError, ModelError
-from outrider.models.base import Feed
+from outrider.models.base import Feed, TargetRunner
 from outrider.models.checkpoint import read_config, read_tensors
 from outrider.models.decoder import DecoderConfig, DecoderRunner, supports
 from outrider.models.pull import is_pulled
 from outrider.models.quiet import quiet_transformers
 from outrider.models.registry import DEMO_MODELS
 from outrider.models.resolve import resolve
+from outrider.testing import RunnerContract
 from tests.unit.decoders import SMALL, VOCAB, families, load, random_weights, reference
 
 LENGTH = 40
@@ -107,6 +109,28 @@ def test_softcapped_logits_are_refused() -> None:
     config.final_logit_softcapping = 30.0
     with pytest.raises(CapabilityError, match="final_logit_softcapping=30"):
         DecoderConfig.from_hf(config)
+
+
+@cache
+def _gemma() -> DecoderRunner:
+    config = families()["gemma3"]
+    return load(config, random_weights(config))
+
+
+class TestDecoderRunner(RunnerContract):
+    """The contract of every runner, on the family with the most switches."""
+
+    def make_runner(self) -> TargetRunner:
+        made = _gemma()
+        return DecoderRunner(
+            made.config,
+            made._weights,
+            made._rule,
+            deterministic=made.capabilities.deterministic_shape,
+            max_num_seqs=3,
+            max_model_len=40,
+            name="gemma",
+        )
 
 
 @pytest.fixture(scope="module")

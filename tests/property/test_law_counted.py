@@ -46,21 +46,21 @@ def fit(drafter: Drafter, rule: VerifierName, params: SamplingParams, target: To
     return float(chisquare(*zip(*cells, strict=True)).pvalue)
 
 
-@pytest.mark.parametrize("rule", ["token", "block", "coupled"])
+@pytest.mark.parametrize("rule", ["standard", "block", "coupled"])
 @pytest.mark.parametrize("temperature", [0.5, 2.0])
 def test_invariant_3_texts_are_as_frequent_as_in_plain_decoding(rule: VerifierName, temperature: float) -> None:
     params = SamplingParams(n=ANSWERS, max_tokens=3, temperature=temperature, seed=11)
     assert fit(ModelDrafter(ToyRunner(DRAFT, SLOTS, 16), V), rule, params) > ODDS
 
 
-@pytest.mark.parametrize("rule", ["token", "block"])
+@pytest.mark.parametrize("rule", ["standard", "block"])
 @pytest.mark.parametrize(("make", "caught"), [(RandomDrafter, False), (Liar, True)])
 def test_the_count_notices_a_lie(rule: VerifierName, make: Callable[[int], Drafter], caught: bool) -> None:
     params = SamplingParams(n=ANSWERS, max_tokens=3, seed=11)
     assert (fit(make(V), rule, params) < ODDS**2) is caught
 
 
-@pytest.mark.parametrize("rule", ["token", "block"])
+@pytest.mark.parametrize("rule", ["standard", "block"])
 @pytest.mark.parametrize("shared", [False, True])
 def test_a_refused_token_is_replaced_with_noise_of_its_own(
     monkeypatch: pytest.MonkeyPatch, rule: VerifierName, shared: bool

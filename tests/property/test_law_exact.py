@@ -133,7 +133,7 @@ def engine_law(
     return dict(law)
 
 
-@pytest.mark.parametrize("rule", ["token", "block"])
+@pytest.mark.parametrize("rule", ["standard", "block"])
 @pytest.mark.parametrize("params", PARAMS.values(), ids=PARAMS)
 @pytest.mark.parametrize("drafter", DRAFTERS.values(), ids=DRAFTERS)
 def test_invariant_3_the_law_is_plain_decodings(
@@ -143,7 +143,7 @@ def test_invariant_3_the_law_is_plain_decodings(
     assert total_variation(law, plain(params)) < ROUNDING
 
 
-@pytest.mark.parametrize("rule", ["token", "block"])
+@pytest.mark.parametrize("rule", ["standard", "block"])
 @pytest.mark.parametrize("controller", CONTROLLERS.values(), ids=CONTROLLERS)
 def test_invariant_3_whatever_the_controller(
     monkeypatch: pytest.MonkeyPatch, controller: Callable[[], Controller], rule: VerifierName
@@ -153,7 +153,7 @@ def test_invariant_3_whatever_the_controller(
     assert total_variation(law, plain(params)) < ROUNDING
 
 
-@pytest.mark.parametrize("rule", ["token", "block"])
+@pytest.mark.parametrize("rule", ["standard", "block"])
 def test_a_drafter_that_lies_about_its_law_is_noticed(monkeypatch: pytest.MonkeyPatch, rule: VerifierName) -> None:
     law = engine_law(monkeypatch, lambda: Liar(V), CONTROLLERS["two"], PARAMS["as it is"], rule)
     assert total_variation(law, plain(PARAMS["as it is"])) > 0.05

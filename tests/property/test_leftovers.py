@@ -51,7 +51,7 @@ def test_invariant_8_also_after_a_failure(schedule: Schedule, call: int) -> None
             assert failing.tokens()[i] == undisturbed.tokens()[i]
 
 
-@pytest.mark.parametrize("rule", ["token", "block"])
+@pytest.mark.parametrize("rule", ["standard", "block"])
 @given(schedule=schedules("coupled", ("none", "ngram", "same model", "other model", "random"), cancels=False))
 def test_a_repeated_step_draws_the_same_again(schedule: Schedule, rule: VerifierName) -> None:
     """Noise is keyed, not streamed: a failed step uses none of it up, under any rule."""

@@ -36,7 +36,9 @@ def test_invariant_4_plain_greedy_is_the_models_own(schedule: Schedule) -> None:
         assert played.tokens()[i][0] == tuple(MODEL.greedy(job.prompt, room))
 
 
-@given(schedules("greedy coupled block", ("same model",), cancels=False), st.sampled_from(["auto", "token", "coupled"]))
+@given(
+    schedules("greedy coupled block", ("same model",), cancels=False), st.sampled_from(["auto", "standard", "coupled"])
+)
 def test_invariant_5_the_target_accepts_its_own_drafts(schedule: Schedule, rule: VerifierName) -> None:
     # Held-back ends are asked of both in the same way only where the drafter knows them: see the unit test.
     jobs = tuple(replace(job, params=replace(job.params, min_tokens=0)) for job in schedule.jobs)
@@ -59,7 +61,7 @@ def test_invariant_7_coupled_output_depends_on_neither_drafter_nor_neighbours(sc
             assert all(part == whole[: len(part)] for part, whole in zip(together[i], alone, strict=True))
 
 
-@pytest.mark.parametrize("rule", ["token", "block"])
+@pytest.mark.parametrize("rule", ["standard", "block"])
 @given(schedule=schedules("greedy coupled", BY_STATE_ALONE))
 def test_invariant_7_neighbours_never_show_under_any_rule(schedule: Schedule, rule: VerifierName) -> None:
     """Here the text may depend on the drafter, but not on the batch, its chunks, or who left it."""

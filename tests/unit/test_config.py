@@ -26,25 +26,29 @@ def test_the_method_follows_from_the_model() -> None:
 
 
 def test_vllms_word_for_the_token_rule() -> None:
-    assert SpeculativeConfig.from_dict({"rejection_sample_method": "standard"}).rejection_sample_method == "token"
+    assert SpeculativeConfig.from_dict({"rejection_sample_method": "standard"}).rejection_sample_method == "standard"
 
 
 @pytest.mark.parametrize(
     ("value", "message"),
     [
-        ("ngrams", "speculative_config='ngrams' is unknown; use 'auto', None or a dict"),
-        (5, "speculative_config=5 must be"),
+        ("ngrams", "speculative_config='ngrams' is unknown; use 'auto', None "),
+        (5, "speculative_config=5 is unknown"),
         ({"k": 5}, "unknown key 'k'; known keys: method, num_speculative_tokens"),
-        ({"method": "eagle"}, "method='eagle' is unknown; use 'ngram' or 'draft_model'"),
+        ({"method": "eagle"}, "method='eagle' is unknown; use one of 'ngram', 'draft_model'"),
         ({"method": ["ngram"]}, r"method=\['ngram'\] is unknown"),
         ({"num_speculative_tokens": -1}, "num_speculative_tokens=-1 must be a whole number, 0 or more"),
         ({"num_speculative_tokens": True}, "num_speculative_tokens=True must be"),
         ({"num_speculative_tokens": 2.5}, "num_speculative_tokens=2.5 must be"),
         ({"num_speculative_tokens": None}, "num_speculative_tokens=None must be"),
-        ({"prompt_lookup_min": 4}, "prompt_lookup_min=4 and prompt_lookup_max=3 must be"),
+        ({"prompt_lookup_min": 4, "prompt_lookup_max": 3}, "prompt_lookup_min=4 and prompt_lookup_max=3 must be"),
+        ({"method": "draft_model", "model": "small", "prompt_lookup_max": 4}, "prompt_lookup_max=4 means nothing"),
+        ({"dtype": "float32"}, "dtype='float32' means nothing with method='ngram'"),
+        ({"model": 5}, "model=5: method='draft_model' needs"),
+        ({"model": {"name": "small"}}, "needs the draft's name"),
         ({"prompt_lookup_min": 0}, "1 <= min <= max"),
-        ({"method": "draft_model"}, "method='draft_model' needs 'model'"),
-        ({"method": "ngram", "model": "small"}, "method='ngram' takes no 'model'"),
+        ({"method": "draft_model"}, "method='draft_model' needs the draft's name"),
+        ({"method": "ngram", "model": "small"}, "model='small' means nothing with method='ngram'"),
         ({"model": "small", "dtype": "int3"}, "speculative_config: dtype='int3' is not supported"),
         ({"rejection_sample_method": "typical"}, "rejection_sample_method='typical' is unknown"),
         ({"rejection_sample_method": 3}, "rejection_sample_method=3 is unknown"),

@@ -15,7 +15,7 @@ from outrider.types import PhaseSeconds, StepTrace
 def test_every_sequence_gets_k(k: int) -> None:
     controller = FixedController(k)
     sequences = [StubSequence(i, [1]) for i in range(3)]
-    controller.observe(StepTrace((), 0, PhaseSeconds()))
+    controller.observe(StepTrace((), PhaseSeconds()))
     assert controller.budgets(sequences) == [k, k, k]
     assert controller.budgets([]) == []
 

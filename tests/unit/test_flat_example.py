@@ -29,7 +29,7 @@ def test_equal_to_the_engine_token_for_token(draft: ToyModel, k: int) -> None:
         runner=ToyRunner(TARGET, 4, 64),
         tokenizer=LetterTokenizer(),
         config=EngineConfig(4, 7),
-        rule="token",
+        rule="standard",
     )
     prompts = [[3, 5], [1] * 10, [7]]
     params = [SamplingParams(seed=seed, max_tokens=25) for seed in SEEDS]

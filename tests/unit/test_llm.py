@@ -90,14 +90,9 @@ def test_a_bad_prompt_is_named_before_any_work(models: FakeModels, bad: Any, mes
     with pytest.raises(RequestError, match=f"^prompt 1: .*{message}"):
         llm.generate(["fine", bad], GREEDY)
     with pytest.raises(RequestError, match=message):
-        llm.check(bad, GREEDY)
+        llm.stream(bad, GREEDY)
     assert models.runners[0].calls == []
     assert_idle(llm)
-
-
-def test_check_runs_nothing(models: FakeModels) -> None:
-    LLM("toy").check("fine", GREEDY)
-    assert models.runners[0].calls == []
 
 
 def test_stream_is_the_answer_in_pieces() -> None:

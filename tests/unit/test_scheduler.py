@@ -48,7 +48,11 @@ class _Kv:
 
 
 def admit_all(scheduler: Scheduler) -> list[int]:
-    return [seq.id for seq in iter(scheduler.admit, None)]
+    admitted = []
+    while (seq := scheduler.next_in_line()) is not None:
+        scheduler.admit(seq)
+        admitted.append(seq.id)
+    return admitted
 
 
 def test_admission_is_in_order_and_stops_at_the_slots() -> None:

@@ -72,7 +72,7 @@ def pairs(vocab_size: int) -> dict[str, tuple[Model, Proposal]]:
     }
 
 
-@pytest.mark.parametrize("name", ["token", "block", "coupled"])
+@pytest.mark.parametrize("name", ["standard", "block", "coupled"])
 @pytest.mark.parametrize("kind", list(pairs(2)))
 @pytest.mark.parametrize(("vocab_size", "k"), SIZES)
 def test_sampling_rules_emit_the_targets_law(name: str, kind: str, vocab_size: int, k: int) -> None:
@@ -91,7 +91,7 @@ def test_greedy_emits_the_argmax_chain(kind: str, vocab_size: int, k: int) -> No
     assert all(emitted == chain[: len(emitted)] for emitted in law)
 
 
-@pytest.mark.parametrize("name", ["greedy", "token", "block", "coupled"])
+@pytest.mark.parametrize("name", ["greedy", "standard", "block", "coupled"])
 def test_no_draft_is_plain_decoding(name: str) -> None:
     p = random_model(4, 1)
     expected = plain_law(argmax_of(p) if name == "greedy" else p, 1)
@@ -113,7 +113,7 @@ class InFloat32:
         return self._inner.judge(Draft(draft.tokens, logq_KV), logp_TV.float(), draws)
 
 
-@pytest.mark.parametrize("name", ["token", "block", "coupled"])
+@pytest.mark.parametrize("name", ["standard", "block", "coupled"])
 @pytest.mark.parametrize("kind", list(pairs(2)))
 def test_float32_is_exact_to_its_rounding(name: str, kind: str) -> None:
     p, q = pairs(3)[kind]
@@ -121,13 +121,13 @@ def test_float32_is_exact_to_its_rounding(name: str, kind: str) -> None:
     assert total_variation(law, plain_law(p, 3)) < 1e-6
 
 
-@pytest.mark.parametrize("name", ["token", "block"])
+@pytest.mark.parametrize("name", ["standard", "block"])
 def test_a_target_that_drafts_for_itself_keeps_everything(name: str) -> None:
     p = random_model(3, 1)
     assert expected_emitted(exact_law(verifier_named(name), p, p, 3)) == pytest.approx(4.0, abs=EXACT)
 
 
-@pytest.mark.parametrize("name", ["token", "block"])
+@pytest.mark.parametrize("name", ["standard", "block"])
 @pytest.mark.parametrize(("vocab_size", "k"), SIZES)
 def test_control_a_misreported_draft_distribution_is_seen(name: str, vocab_size: int, k: int) -> None:
     p, q = pairs(vocab_size)["random"]
@@ -171,7 +171,7 @@ class KeepsOneTooMany(InFloat32):
 
 
 @pytest.mark.parametrize("kind", ["random", "point mass"])
-@pytest.mark.parametrize("name", ["token", "block"])
+@pytest.mark.parametrize("name", ["standard", "block"])
 @pytest.mark.parametrize(("vocab_size", "k"), SIZES)
 def test_control_replacing_from_the_target_is_seen(name: str, kind: str, vocab_size: int, k: int) -> None:
     p, q = pairs(vocab_size)[kind]
@@ -180,7 +180,7 @@ def test_control_replacing_from_the_target_is_seen(name: str, kind: str, vocab_s
 
 
 @pytest.mark.parametrize("kind", ["random", "point mass"])
-@pytest.mark.parametrize("name", ["greedy", "token", "block", "coupled"])
+@pytest.mark.parametrize("name", ["greedy", "standard", "block", "coupled"])
 def test_control_keeping_a_refused_token_is_seen(name: str, kind: str) -> None:
     p, q = pairs(3)[kind]
     target = argmax_of(p) if name == "greedy" else p

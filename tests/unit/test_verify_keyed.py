@@ -57,13 +57,13 @@ def chi_square_of_texts(name: str, shared_noise: bool) -> float:
     return sum((counts[tokens] - TEXTS * chance) ** 2 / (TEXTS * chance) for tokens, chance in law.items())
 
 
-@pytest.mark.parametrize("name", ["token", "block", "coupled"])
+@pytest.mark.parametrize("name", ["standard", "block", "coupled"])
 def test_texts_follow_the_targets_law(name: str) -> None:
     limit = chi2.isf(FALSE_ALARM, df=VOCAB**LENGTH - 1)
     assert chi_square_of_texts(name, verifier_named(name).shared_noise) < limit
 
 
-@pytest.mark.parametrize("name", ["token", "block"])
+@pytest.mark.parametrize("name", ["standard", "block"])
 def test_control_draft_noise_that_the_replacement_uses_again_is_seen(name: str) -> None:
     limit = chi2.isf(FALSE_ALARM, df=VOCAB**LENGTH - 1)
     assert chi_square_of_texts(name, shared_noise=True) > limit

@@ -13,14 +13,16 @@ if TYPE_CHECKING:
     from outrider.config import VerifierName
 
 
-@pytest.mark.parametrize(("name", "shared"), [("greedy", False), ("token", False), ("block", False), ("coupled", True)])
+@pytest.mark.parametrize(
+    ("name", "shared"), [("greedy", False), ("standard", False), ("block", False), ("coupled", True)]
+)
 def test_each_rule_is_found_and_says_what_it_needs(name: str, shared: bool) -> None:
     verifier = verifier_named(name)
     assert (verifier.name, verifier.lossless, verifier.shared_noise) == (name, True, shared)
 
 
 def test_an_unknown_rule_is_refused_with_the_known_ones() -> None:
-    with pytest.raises(ConfigError, match=r"'typical'.*greedy, token, block, coupled"):
+    with pytest.raises(ConfigError, match=r"'typical'.*greedy, standard, block, coupled"):
         verifier_named("typical")
 
 
@@ -32,7 +34,7 @@ def test_an_unknown_rule_is_refused_with_the_known_ones() -> None:
         ("auto", True, True, "greedy"),
         ("block", True, False, "greedy"),
         ("block", False, True, "block"),
-        ("token", False, False, "token"),
+        ("standard", False, False, "standard"),
         ("coupled", False, False, "coupled"),
     ],
 )

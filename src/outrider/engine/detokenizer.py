@@ -13,7 +13,7 @@ _MOST_HELD = 16
 _LONGEST_CHARACTER = 4
 
 
-class Decoder(Protocol):
+class TextDecoder(Protocol):
     """The one thing a detokenizer asks of a tokenizer."""
 
     def decode(self, ids: Sequence[int]) -> str: ...
@@ -26,7 +26,7 @@ class Detokenizer:
     a character are held until they do or until ``finish``.
     """
 
-    def __init__(self, decoder: Decoder, prompt: Sequence[int], stop: Sequence[str]) -> None:
+    def __init__(self, decoder: TextDecoder, prompt: Sequence[int], stop: Sequence[str]) -> None:
         self._decoder = decoder
         self._stop = stop
         #   [ context | already in text | pending: held back ]

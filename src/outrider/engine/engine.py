@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from collections.abc import Sequence as Seq
 from itertools import count
 from typing import Protocol
@@ -14,22 +14,21 @@ from outrider.config import EngineConfig, VerifierName
 from outrider.control.base import Controller
 from outrider.draft.base import Drafter
 from outrider.engine.clock import PhaseClock
-from outrider.engine.detokenizer import Decoder
-from outrider.engine.logprobs import logprob_rows
+from outrider.engine.detokenizer import TextDecoder
+from outrider.engine.judge import Judged, judge
 from outrider.engine.metrics import RequestCounter
 from outrider.engine.request import Request
 from outrider.engine.scheduler import Batch, Scheduler
 from outrider.engine.sequence import Limits, Sequence
-from outrider.errors import CapabilityError, RequestError
+from outrider.errors import RequestError
 from outrider.models.base import Feed, TargetRunner
 from outrider.sampling.params import SamplingParams
-from outrider.sampling.policy import policy
 from outrider.sampling.rng import KeyedRandomness, child_seed, fresh_seed
-from outrider.types import Draft, PhaseSeconds, RequestOutput, RoundTrace, StepTrace, Verdict
+from outrider.types import Draft, PhaseSeconds, RequestOutput, RoundTrace, StepTrace
 from outrider.verify import choose_verifier
 
 
-class EngineTokenizer(Decoder, Protocol):
+class EngineTokenizer(TextDecoder, Protocol):
     """What the engine asks of a tokenizer."""
 
     @property
@@ -52,12 +51,9 @@ class Engine:
         tokenizer: EngineTokenizer,
         config: EngineConfig | None = None,
         rejection_sample_method: VerifierName = "auto",
+        sequence_ids: Iterator[int] | None = None,
     ) -> None:
-        if drafter.name != "none" and runner.capabilities.rollback == "none":
-            raise CapabilityError(
-                f"{runner.name}: its cache cannot be rolled back, so rejected drafts of '{drafter.name}' would stay "
-                "in it; use speculative_config=None"
-            )
+        """``sequence_ids`` is shared by engines over one runner, whose slots are named by these ids."""
         config = config or EngineConfig(max_num_seqs=runner.max_num_seqs)
         self.runner = runner
         self.drafter = drafter
@@ -68,7 +64,8 @@ class Engine:
         self._scheduler = Scheduler(min(config.max_num_seqs, runner.max_num_seqs), config.max_num_batched_tokens)
         self._requests: dict[str, Request] = {}
         self._done: list[Request] = []
-        self._request_ids, self._sequence_ids = count(), count()
+        self._request_ids = count()
+        self._sequence_ids = count() if sequence_ids is None else sequence_ids
         self._interrupted = False
 
     # --- requests -----------------------------------------------------------------------------------------
@@ -119,10 +116,12 @@ class Engine:
         """A request still being served, for streaming; None once it has finished."""
         return self._requests.get(request_id)
 
-    def collect(self) -> list[RequestOutput]:
-        """Outputs of the requests that ended since the last call; the engine forgets them."""
-        done, self._done = self._done, []
-        return [request.output() for request in done]
+    def collect(self, request_ids: Collection[str] | None = None) -> list[RequestOutput]:
+        """Outputs of the requests (of those named) that ended since the last call; the engine forgets them."""
+        taken = [request for request in self._done if request_ids is None or request.id in request_ids]
+        outputs = [request.output() for request in taken]
+        self._done = [request for request in self._done if request not in taken]
+        return outputs
 
     @property
     def has_work(self) -> bool:
@@ -136,7 +135,10 @@ class Engine:
     # --- the loop -----------------------------------------------------------------------------------------
 
     def step(self) -> StepTrace:
-        """One round of every running sequence. If it raises, no token was committed and it may be called again."""
+        """One round of every running sequence.
+
+        If the runner, the drafter or a verifier raises, no token was committed and the step may be called again.
+        """
         clock = PhaseClock()
         self._recover()
         self._admit()
@@ -147,11 +149,12 @@ class Engine:
         draft = clock.lap()
         logits = self.runner.score(list(self._feeds(batch, drafts))).logits
         target = clock.lap()
-        verdicts = [self._judge(*row) for row in zip(batch.ready, drafts, logits, strict=False)]
+        ready = list(zip(batch.ready, drafts, logits[: len(drafts)], strict=True))
+        verdicts = [judge(*each, self.tokenizer.token_text) for each in ready]
         verify = clock.lap()
-        rounds = self._commit(batch, drafts, logits, verdicts)
+        rounds = self._commit(ready, verdicts)
         seconds = PhaseSeconds(schedule, draft, target, verify, clock.lap())
-        return self._trace(StepTrace(rounds, sum(n for _, n in batch.filling), seconds))
+        return self._trace(batch, StepTrace(rounds, seconds))
 
     def _recover(self) -> None:
         """Put right what a step that raised left behind: drafts in the KV, ended sequences still running."""
@@ -159,17 +162,30 @@ class Engine:
             for seq in self.running:
                 if seq.finished:
                     self._release(seq)
-                else:
-                    # Lengths are absolute, so undoing drafts that were fed needs no memory of what was fed.
-                    self.runner.commit(seq.id, min(self.runner.length(seq.id), len(seq.tokens) - 1))
+                elif self.runner.length(seq.id) >= len(seq.tokens):
+                    self._rewind(seq)
             for request in [request for request in self._requests.values() if request.finished]:
                 self._retire(request)
         self._interrupted = True
 
+    def _rewind(self, seq: Sequence) -> None:
+        # Lengths are absolute, so undoing what was fed needs no memory of it. A cache that cannot be cut is refilled.
+        if self.runner.capabilities.rollback == "truncate":
+            self.runner.commit(seq.id, len(seq.tokens) - 1)
+        else:
+            self.runner.close(seq.id)
+            self.runner.open(seq.id)
+
     def _admit(self) -> None:
-        while (sequence := self._scheduler.admit()) is not None:
-            self.runner.open(sequence.id)
-            self.drafter.open(sequence)
+        while (seq := self._scheduler.next_in_line()) is not None:
+            try:
+                self.runner.open(seq.id)
+                self.drafter.open(seq)
+            except BaseException:
+                self.runner.close(seq.id)
+                self.drafter.close(seq.id)
+                raise
+            self._scheduler.admit(seq)
 
     def _budgets(self, ready: Seq[Sequence]) -> list[int]:
         # A round emits at most k + 1 tokens, so more than room - 1 drafts could never all be used; this also
@@ -183,7 +199,9 @@ class Engine:
         self.drafter.sync([*idle, *(seq for seq, _ in batch.filling)])
         proposed = self.drafter.propose([seq for seq, _ in active], [k for _, k in active]) if active else []
         drafts = {seq.id: draft for (seq, _), draft in zip(active, proposed, strict=True)}
+        vocab = self.runner.vocab_size
         assert all(len(drafts[seq.id].tokens) <= k for seq, k in active), "a drafter exceeded its budget"
+        assert all(0 <= t < vocab for draft in proposed for t in draft.tokens), "a draft token is not in the vocabulary"
         return [drafts.get(seq.id, Draft()) for seq in batch.ready]
 
     def _feeds(self, batch: Batch, drafts: list[Draft]) -> Iterator[Feed]:
@@ -196,35 +214,31 @@ class Engine:
             start = self.runner.length(seq.id)
             yield Feed(seq.id, tuple(seq.tokens[start : start + chunk]), rows=0)
 
-    def _judge(self, seq: Sequence, draft: Draft, logits_TV: torch.Tensor) -> Verdict:
-        logp_TV = policy(logits_TV, seq.params, seq.generated, seq.stop_ids)
-        return seq.verifier.judge(draft, logp_TV, seq.randomness.round(len(seq.tokens)))
-
     def _commit(
-        self, batch: Batch, drafts: list[Draft], logits: Seq[torch.Tensor], verdicts: list[Verdict]
+        self, ready: Seq[tuple[Sequence, Draft, torch.Tensor]], judged: Seq[Judged | None]
     ) -> tuple[RoundTrace, ...]:
+        now = time.perf_counter()
         rounds = []
-        for seq, draft, logits_TV, verdict in zip(batch.ready, drafts, logits, verdicts, strict=False):
-            emitted = seq.append((*draft.tokens[: verdict.kept], verdict.token))
-            if seq.logprobs is not None:
-                new = seq.tokens[len(seq.tokens) - emitted :]
-                seq.logprobs += logprob_rows(logits_TV, new, seq.params.logprobs or 0, self.tokenizer.token_text)
+        for (seq, draft, _), each in zip(ready, judged, strict=True):
+            if each is None:
+                # This sequence cannot go on; its neighbours can.
+                seq.abort("the model gave NaN logits")
+                self._release(seq)
+                continue
+            emitted = seq.append(each.tokens, each.logprobs)
             self.runner.commit(seq.id, len(seq.tokens) - 1)
-            rounds.append(
-                RoundTrace(seq.request_id, seq.id, self.drafter.name, len(draft.tokens), verdict.kept, emitted)
-            )
+            trace = RoundTrace(seq.request_id, seq.id, self.drafter.name, len(draft.tokens), each.kept, emitted)
+            self._requests[seq.request_id].counter.observe(trace, now)
+            rounds.append(trace)
             if seq.finished:
                 self._release(seq)
         self._interrupted = False
         return tuple(rounds)
 
-    def _trace(self, trace: StepTrace) -> StepTrace:
-        """Hand the step's one record to everyone who counts, then let finished requests go."""
-        now = time.perf_counter()
-        touched = {round_.request_id: self._requests[round_.request_id] for round_ in trace.rounds}
-        for round_ in trace.rounds:
-            touched[round_.request_id].counter.observe(round_, now)
-        for request in touched.values():
+    def _trace(self, batch: Batch, trace: StepTrace) -> StepTrace:
+        """Share out the step's time, hand its record to the controller, and let finished requests go."""
+        for request_id in {seq.request_id for seq in (*batch.ready, *(seq for seq, _ in batch.filling))}:
+            request = self._requests[request_id]
             request.counter.seconds += trace.seconds
             if request.finished:
                 self._retire(request)

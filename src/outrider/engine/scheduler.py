@@ -40,12 +40,16 @@ class Scheduler:
         elif sequence in self.waiting:
             self.waiting.remove(sequence)
 
-    def admit(self) -> Sequence | None:
-        """Move the longest-waiting sequence to the running ones, if a slot is free."""
+    def next_in_line(self) -> Sequence | None:
+        """The longest-waiting sequence, if a slot is free for it; it keeps waiting until ``admit``."""
         if not self.waiting or len(self.running) >= self._max_num_seqs:
             return None
+        return self.waiting[0]
+
+    def admit(self, sequence: Sequence) -> None:
+        """Count the first in line among the running ones; its slot is open by now."""
+        assert self.waiting[0] is sequence, "sequences are admitted in order"
         self.running.append(self.waiting.popleft())
-        return self.running[-1]
 
     def next_batch(self, kv_length: Callable[[int], int]) -> Batch:
         """Every decoding sequence, then prompts in order of arrival while the token budget lasts.

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Sequence as Seq
 from dataclasses import dataclass
 
-from outrider.engine.detokenizer import Decoder, Detokenizer
+from outrider.engine.detokenizer import Detokenizer, TextDecoder
 from outrider.sampling.params import SamplingParams
 from outrider.sampling.rng import KeyedRandomness
 from outrider.types import CompletionOutput, FinishReason, Logprob
@@ -33,7 +33,7 @@ class Sequence:
         verifier: Verifier,
         randomness: KeyedRandomness,
         limits: Limits,
-        decoder: Decoder,
+        decoder: TextDecoder,
     ) -> None:
         self.id = sequence_id
         self.request_id = request_id
@@ -69,10 +69,18 @@ class Sequence:
     def finished(self) -> bool:
         return self.finish_reason is not None
 
-    def append(self, tokens: Iterable[int]) -> int:
-        """Commit tokens up to the first one that ends the sequence; returns how many were committed."""
+    def append(self, tokens: Seq[int], logprobs: Seq[dict[int, Logprob]] | None = None) -> int:
+        """Commit tokens up to the first one that ends the sequence; returns how many were committed.
+
+        ``logprobs`` has a row for every token, committed or not.
+        """
+        if self.logprobs is not None:
+            # An interrupted commit may have left a row too many.
+            del self.logprobs[self.generated :]
         count = 0
         for token in tokens:
+            if self.logprobs is not None and logprobs is not None:
+                self.logprobs.append(logprobs[count])
             self.tokens.append(token)
             count += 1
             self._check_end(token)
@@ -81,16 +89,16 @@ class Sequence:
                 break
         return count
 
-    def abort(self) -> None:
-        """End the sequence where it stands."""
+    def abort(self, reason: str | None = None) -> None:
+        """End the sequence where it stands; ``reason`` becomes its ``stop_reason``."""
         if not self.finished:
-            self.finish_reason = FinishReason.ABORT
+            self.finish_reason, self.stop_reason = FinishReason.ABORT, reason
             self.detokenizer.finish()
 
     def completion(self) -> CompletionOutput:
         """What the user sees of this sequence now."""
         chosen = self.tokens[self.prompt_length :]
-        logprobs = None if self.logprobs is None else tuple(self.logprobs)
+        logprobs = None if self.logprobs is None else tuple(self.logprobs[: len(chosen)])
         total = None
         if logprobs is not None:
             total = sum(at[token].logprob for at, token in zip(logprobs, chosen, strict=True))

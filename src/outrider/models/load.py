@@ -37,9 +37,10 @@ def load_runner(
     dtype: str = "bfloat16",
     max_num_seqs: int = 8,
     max_model_len: int | None = None,
+    longest: int = DEFAULT_MODEL_LEN,
     trust_remote_code: bool = False,
 ) -> LoadedModel:
-    """Load a demo name, folder, GGUF file or Hub id; ``max_model_len`` defaults to the model's own, up to 8192.
+    """Load a demo name, folder, GGUF file or Hub id; ``max_model_len`` defaults to the model's own, up to ``longest``.
 
     Raises ``ConfigError``, ``ModelError`` or ``FetchError``; settings are checked before weights are read.
     """
@@ -51,7 +52,7 @@ def load_runner(
     torch_dtype: torch.dtype = getattr(torch, check_dtype(dtype))
     files = resolve(ref, trust_remote_code=trust_remote_code)
     config = read_config(files, trust_remote_code=trust_remote_code)
-    length = model_length(config, max_model_len, ref)
+    length = model_length(config, max_model_len, ref, longest)
     tokenizer = load_tokenizer(files, trust_remote_code=trust_remote_code)
     runner = _runner(
         files,
@@ -64,13 +65,13 @@ def load_runner(
     return LoadedModel(runner, tokenizer, files)
 
 
-def model_length(config: PretrainedConfig, wanted: int | None, name: str) -> int:
+def model_length(config: PretrainedConfig, wanted: int | None, name: str, longest: int = DEFAULT_MODEL_LEN) -> int:
     """The slot length to use. Raises ``ConfigError`` when more is wanted than the model was made for."""
     limit = getattr(config.get_text_config(), "max_position_embeddings", None)
     if wanted is None:
         if limit is None:
             raise ModelError(f"{name} does not say how long its context is; set max_model_len")
-        return min(int(limit), DEFAULT_MODEL_LEN)
+        return min(int(limit), longest)
     if isinstance(wanted, bool) or not isinstance(wanted, int) or wanted < 1:
         raise ConfigError(f"max_model_len={wanted!r} must be a whole number, 1 or more")
     if limit is not None and wanted > limit:

@@ -20,6 +20,7 @@ if TYPE_CHECKING:
 MIN_ROWS = 4
 """Fewest rows a step may have: one row takes another kernel, and four run faster than two (prefetching)."""
 _MAX_ROWS = 256
+_HEAD_WIDTH = 32768
 _TILE_ROWS = 8
 _VECTOR = 64
 _SERIAL_ELEMENTS = 32768
@@ -140,17 +141,19 @@ class LinearFactory:
 
 def onednn_runs(dtype: torch.dtype) -> bool:
     """Whether oneDNN's packed linears exist here and run this dtype at full speed."""
-    if not (torch.backends.mkldnn.is_available() and hasattr(torch.ops.mkldnn, "_linear_pointwise")):
+    available = torch.backends.mkldnn.is_available()  # type: ignore[no-untyped-call]
+    if not (available and hasattr(torch.ops.mkldnn, "_linear_pointwise")):
         return False
     return dtype == torch.float32 or bool(torch.ops.mkldnn._is_mkldnn_bf16_supported())
 
 
 def _independent(linear: Linear, weight_OI: torch.Tensor) -> bool:
     inputs_NI = torch.randn(_MAX_ROWS, weight_OI.shape[1], generator=torch.Generator().manual_seed(0))
-    # A vocabulary-sized weight is tried on fewer rows: its bigger products would make loading slow.
-    rows = _MAX_ROWS if weight_OI.shape[0] <= 16384 else 40
-    x_NI = inputs_NI[:rows].to(weight_OI.dtype)
-    counts = [*range(MIN_ROWS, 13), 16, 17, 33, rows]
+    if weight_OI.shape[0] > _HEAD_WIDTH:
+        # A head: nothing is fused to it, and products of many rows would make loading slow.
+        return rows_are_independent(linear, (inputs_NI[:40].to(weight_OI.dtype),), [4, 5, 7, 9, 17, 33])
+    x_NI = inputs_NI.to(weight_OI.dtype)
+    counts = [*range(MIN_ROWS, 13), 16, 17, 33, 128]
     gate_NO = linear(x_NI)
     return (
         rows_are_independent(linear, (x_NI,), counts)

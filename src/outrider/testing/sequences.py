@@ -24,6 +24,7 @@ class StubSequence:
         shared_noise: bool = False,
     ) -> None:
         self.id = sequence_id
+        self.request_id = f"stub-{sequence_id}"
         self.tokens = list(prompt)
         self.prompt_length = len(self.tokens)
         self.params = params or SamplingParams()

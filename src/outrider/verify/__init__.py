@@ -12,10 +12,11 @@ if TYPE_CHECKING:
     from outrider.verify.base import Verifier
 
 _HOMES: Final = {
-    "greedy": "GreedyVerifier",
-    "token": "TokenVerifier",
-    "block": "BlockVerifier",
-    "coupled": "CoupledVerifier",
+    "greedy": ("greedy", "GreedyVerifier"),
+    # vLLM's word for token-level rejection sampling.
+    "standard": ("token", "TokenVerifier"),
+    "block": ("block", "BlockVerifier"),
+    "coupled": ("coupled", "CoupledVerifier"),
 }
 
 
@@ -23,8 +24,8 @@ def verifier_named(name: str) -> Verifier:
     """The accept rule of that name, imported on use."""
     if name not in _HOMES:
         raise ConfigError(f"verifier {name!r} is unknown; use one of: {', '.join(_HOMES)}")
-    module = importlib.import_module(f"outrider.verify.{name}")
-    return cast("Verifier", getattr(module, _HOMES[name])())
+    module, class_name = _HOMES[name]
+    return cast("Verifier", getattr(importlib.import_module(f"outrider.verify.{module}"), class_name)())
 
 
 def choose_verifier(name: VerifierName, greedy: bool, seeded: bool) -> Verifier:

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 class TokenVerifier:
     """Keeps each draft token with probability min(1, p/q); the first refusal is replaced from the residual."""
 
-    name: str = "token"
+    name: str = "standard"
     lossless: bool = True
     shared_noise: bool = False
 
