@@ -7,6 +7,8 @@ Chen et al. 2023). Shapes: V vocabulary, K draft tokens, T = K + 1 rows of the t
 
 from __future__ import annotations
 
+import math
+
 import torch
 
 from outrider.models.toy import ToyModel
@@ -42,12 +44,14 @@ def speculate(
         # 3. Verify: keep guess x with probability min(1, p(x) / q(x)); at the first refusal draw from what p has
         #    more than q, max(p - q, 0), and stop. If all were kept, the last row gives one more token for free.
         for i, guess in enumerate(guesses):
-            ratio = float((logp_TV[i, guess] - logq_KV[i][guess]).exp())
+            ratio = math.exp(min(0.0, float(logp_TV[i, guess]) - float(logq_KV[i][guess])))
             if draws.accept(i, ratio):
                 tokens.append(guess)
                 continue
             residual_V = (logp_TV[i].exp() - logq_KV[i].exp()).clamp_min(0)
-            tokens.append(draws.emit(i, residual_V.log()))
+            # Where p and q agree to the last digit nothing is left: the refusal was a rounding error, p is right.
+            weights_V = residual_V.log() if residual_V.any() else logp_TV[i]
+            tokens.append(draws.emit(i, weights_V))
             break
         else:
             tokens.append(draws.emit(len(guesses), logp_TV[len(guesses)]))

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, fields
-from typing import Any, Literal, get_args
+from typing import Any, Literal, TypeGuard, get_args
 
 from outrider.errors import ConfigError
 
@@ -132,6 +132,6 @@ def parse_speculative_config(
     return SpeculativeConfig.from_dict(value)
 
 
-def is_whole(value: object) -> bool:
+def is_whole(value: object) -> TypeGuard[int]:
     """Whether a setting is a whole number; True and False are not."""
     return isinstance(value, int) and not isinstance(value, bool)

@@ -144,6 +144,9 @@ def test_long_prompts_go_in_chunks() -> None:
     sequences = [StubSequence(i, [t % VOCAB for t in range(40 + i)]) for i in range(2)]
     runner, drafter = _setting(*sequences, max_num_batched_tokens=16)
     drafter.sync(sequences)
+    assert [len(_stored(runner, sequence)) for sequence in sequences] == [16, 16], "one chunk a call, each"
+    drafter.sync(sequences)
+    drafter.sync(sequences)
     assert max(sum(len(feed.tokens) for feed in call) for call in runner.calls) == 16
     assert [_stored(runner, sequence) for sequence in sequences] == [s.tokens[:-1] for s in sequences]
     before = len(runner.calls)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from functools import cache
 
 import pytest
@@ -15,7 +15,7 @@ from outrider.models.base import Feed
 from outrider.models.decoder import DecoderRunner
 from outrider.models.invariance import rows_are_independent
 from outrider.models.ops_torch import LinearFactory, OneDNNLinear, TiledLinear, norm_weight, rms_norm
-from outrider.models.rope import rotate_rows
+from outrider.models.rope import LANES, rotate_rows
 from outrider.models.tile_probe import find_tile_rule
 from outrider.models.tiles import TileRule
 from tests.unit.decoders import SMALL, SMOLLM2, VOCAB, families, load, random_weights
@@ -203,12 +203,19 @@ def test_norms_are_right_and_row_independent(dtype: torch.dtype) -> None:
     assert rows_are_independent(norm, (x_ND,), [1, 2, 4, 9, 64, 250])
 
 
-@pytest.mark.parametrize("count", [4, 5, 200, 700])
-def test_rotation_is_row_independent(count: int) -> None:
-    rows_NC, turns_NC = torch.randn(2, 700, 96, dtype=torch.complex64)
-    whole = rows_NC.clone()
-    rotate_rows(whole, turns_NC)
-    for start in (0, 700 - count):
-        part = rows_NC[start : start + count].clone()
-        rotate_rows(part, turns_NC[start : start + count])
-        assert torch.equal(part, whole[start : start + count])
+@pytest.fixture
+def three_threads() -> Iterator[None]:
+    before = torch.get_num_threads()
+    torch.set_num_threads(3)
+    yield
+    torch.set_num_threads(before)
+
+
+@pytest.mark.usefixtures("three_threads")
+@pytest.mark.parametrize("total", [4, 5, 200, 12289])
+def test_rotation_is_row_independent(total: int) -> None:
+    """Three threads would part a long call in the middle of a vector, and round there in another way."""
+    rows_NC, turns_NC = torch.randn(2, total, LANES // 2, dtype=torch.complex64)
+    single = torch.stack([row * turn for row, turn in zip(rows_NC, turns_NC, strict=True)])
+    rotate_rows(rows_NC, turns_NC)
+    assert torch.equal(rows_NC, single)

@@ -10,6 +10,7 @@ import typer
 
 from outrider.cli import options
 from outrider.cli.figures import figures_line, output_json
+from outrider.config import DEFAULT_DTYPE, DEFAULT_MODEL
 from outrider.errors import RequestError
 
 if TYPE_CHECKING:
@@ -20,7 +21,7 @@ if TYPE_CHECKING:
 
 def generate(
     prompts: Annotated[list[str], typer.Argument(help="Texts to continue; '-' reads one from standard input.")],
-    model: options.Model = "smollm2-135m",
+    model: options.Model = DEFAULT_MODEL,
     max_tokens: options.MaxTokens = 128,
     temperature: options.Temperature = 0.0,
     top_p: options.TopP = 1.0,
@@ -33,14 +34,13 @@ def generate(
     ignore_eos: Annotated[bool, typer.Option("--ignore-eos", help="Go on past the end of text.")] = False,
     logprobs: Annotated[int | None, typer.Option(help="Report this many likeliest tokens (JSON).")] = None,
     speculative_config: options.Speculative = "auto",
-    dtype: options.Dtype = "bfloat16",
+    dtype: options.Dtype = DEFAULT_DTYPE,
     max_model_len: options.MaxModelLen = None,
     trust_remote_code: options.TrustRemoteCode = False,
     compare: Annotated[bool, typer.Option("--compare", help="Time plain and speculative decoding in turn.")] = False,
     as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object per prompt.")] = False,
 ) -> int:
     """Continue each prompt and report how fast it went."""
-    from outrider.llm import LLM
     from outrider.sampling.params import SamplingParams
 
     params = SamplingParams(
@@ -56,21 +56,15 @@ def generate(
         ignore_eos=ignore_eos,
         logprobs=logprobs,
     )
-    llm = LLM(
-        model,
-        dtype=dtype,
-        speculative_config=options.read_speculative(speculative_config),
-        max_model_len=max_model_len,
-        trust_remote_code=trust_remote_code,
-    )
+    llm = options.load_llm(model, dtype, speculative_config, max_model_len, trust_remote_code)
     failed = False
     for prompt in prompts:
-        text = sys.stdin.read() if prompt == "-" else prompt
         try:
+            text = options.read_stdin(sys.stdin.read) if prompt == "-" else prompt
             _answer(llm, text, params, compare, as_json)
         except RequestError as error:
             # The other prompts are still served; the exit code tells that one was not.
-            print(f"outrider: prompt {text[:40]!r}: {error}", file=sys.stderr)
+            print(f"outrider: prompt {prompt[:40]!r}: {error}", file=sys.stderr)
             failed = True
     return 2 if failed else 0
 

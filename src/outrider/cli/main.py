@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import sys
 from collections.abc import Sequence
 
@@ -40,6 +41,10 @@ def run(arguments: Sequence[str]) -> int:
         return _fail(str(error), USER_ERROR)
     except (KeyboardInterrupt, typer.Abort):
         return _fail("interrupted", INTERRUPTED)
+    except BrokenPipeError:
+        # Whoever read our output has seen enough; Python must not try to flush it again on its way out.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return 1
     except Exception as error:
         # Usage errors of the option parser carry their own one-line message; anything else is a bug of ours.
         if not hasattr(error, "format_message"):

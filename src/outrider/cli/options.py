@@ -3,12 +3,16 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
-from typing import Annotated, Any
+import sys
+from collections.abc import Callable, Mapping
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from outrider.errors import ConfigError
+from outrider.errors import ConfigError, RequestError
+
+if TYPE_CHECKING:
+    from outrider.llm import LLM
 
 Model = Annotated[str, typer.Option(help="Demo name, local folder, GGUF file or Hub id.")]
 Dtype = Annotated[str, typer.Option(help="bfloat16 or float32.")]
@@ -39,3 +43,33 @@ def read_speculative(text: str) -> str | Mapping[str, Any] | None:
             f'--speculative-config {text!r} is not valid JSON ({error}); for example \'{{"method": "ngram"}}\''
         ) from None
     return value
+
+
+def load_llm(
+    model: str, dtype: str, speculative_config: str, max_model_len: int | None, trust_remote_code: bool
+) -> LLM:
+    """The LLM that the options describe, with a word of warning where its bytes are not promised."""
+    from outrider.llm import LLM
+
+    llm = LLM(
+        model,
+        dtype=dtype,
+        speculative_config=read_speculative(speculative_config),
+        max_model_len=max_model_len,
+        trust_remote_code=trust_remote_code,
+    )
+    if llm.engine.drafter.name != "none" and not llm.engine.runner.capabilities.deterministic_shape:
+        print(
+            f"outrider: {model}: the output's law is plain decoding's, but bytes may differ at near-ties "
+            "(only Outrider's own decoder keeps them)",
+            file=sys.stderr,
+        )
+    return llm
+
+
+def read_stdin(read: Callable[[], str]) -> str:
+    """Text from standard input. Raises RequestError for what is not UTF-8."""
+    try:
+        return read()
+    except UnicodeDecodeError as error:
+        raise RequestError(f"standard input is not UTF-8 text ({error.reason} at byte {error.start})") from None

@@ -14,13 +14,13 @@ def pull(
     check: Annotated[bool, typer.Option("--check", help="Hash files that are already here.")] = False,
 ) -> None:
     """Fetch demo models and print where they are, one path a line."""
-    from outrider.errors import FetchError
+    from outrider.errors import ModelError
     from outrider.models.pull import pull as pull_model
     from outrider.models.registry import DEMO_MODELS
 
     unknown = [name for name in names if name not in DEMO_MODELS]
     if unknown:
-        # before the first byte of the others is fetched
-        raise FetchError(f"unknown demo model {unknown[0]!r}; known: {known_names()}")
+        # Before the first byte of the others is fetched.
+        raise ModelError(f"unknown demo model {unknown[0]!r}; known: {known_names()}")
     for name in names:
         typer.echo(pull_model(name, check=check))

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+from outrider.config import is_whole
 from outrider.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -20,7 +21,7 @@ class FixedController:
     k: int
 
     def __post_init__(self) -> None:
-        if not isinstance(self.k, int) or isinstance(self.k, bool) or self.k < 0:
+        if not is_whole(self.k) or self.k < 0:
             raise ConfigError(f"num_speculative_tokens={self.k!r} must be a whole number, 0 or more")
 
     def budgets(self, sequences: Sequence[RequestState]) -> list[int]:

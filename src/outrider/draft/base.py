@@ -23,11 +23,17 @@ class Drafter(Protocol):
         ...
 
     def sync(self, sequences: Sequence[RequestState]) -> None:
-        """Bring the drafter's state to exactly the committed tokens but the last; also at budget 0."""
+        """Bring the drafter's state to exactly the committed tokens but the last.
+
+        Called every round for the sequences that ``propose`` is not: those with budget 0 and those whose prompt is
+        still being read. A long prompt may take several calls.
+        """
         ...
 
     def propose(self, sequences: Sequence[RequestState], budgets: Sequence[int]) -> list[Draft]:
         """One draft per sequence, of at most its budget; fewer tokens, or none, is always allowed.
+
+        First does what ``sync`` does, for these sequences: drafting from stale state would be exact, and slow.
 
         ``Draft.logq_KV`` is what each token was really drawn from, or None for a point mass.
         """

@@ -34,7 +34,7 @@ class _Slot:
 
 
 @dataclass
-class _Row:
+class _Drafting:
     """One sequence's draft in the making."""
 
     sequence: RequestState
@@ -103,14 +103,19 @@ class ModelDrafter:
     def sync(self, sequences: Sequence[RequestState]) -> None:
         """Bring every KV to the committed tokens but the last, at the cost of a forward where any is behind.
 
-        ``propose`` does the same for its own sequences within its first forward, so it needs no ``sync`` before it.
+        A long prompt takes a chunk a call, so that it does not hold up its neighbours. ``propose`` catches up with
+        its own sequences within its first forward and needs no ``sync`` before it.
         """
-        seated = [sequence for sequence in sequences if self._ready(sequence)]
-        self._feed_committed({sequence.id: (sequence, len(sequence.tokens) - 1, 0) for sequence in seated})
+        goals: dict[int, tuple[RequestState, int, int]] = {}
+        for sequence in sequences:
+            if self._ready(sequence):
+                reach = self._slots[sequence.id].committed + self._chunk
+                goals[sequence.id] = (sequence, min(len(sequence.tokens) - 1, reach), 0)
+        self._feed_committed(goals)
 
     def propose(self, sequences: Sequence[RequestState], budgets: Sequence[int]) -> list[Draft]:
         goals: dict[int, tuple[RequestState, int, int]] = {}
-        rows: dict[int, _Row] = {}
+        rows: dict[int, _Drafting] = {}
         for sequence, budget in zip(sequences, budgets, strict=True):
             if self._ready(sequence):
                 length = len(sequence.tokens)
@@ -122,12 +127,12 @@ class ModelDrafter:
         self._extend(rows, self._feed_committed(goals))
         return [rows[sequence.id].draft() if sequence.id in rows else Draft() for sequence in sequences]
 
-    def _row(self, sequence: RequestState, budget: int) -> _Row:
+    def _row(self, sequence: RequestState, budget: int) -> _Drafting:
         params = sequence.params
         stop_ids = (frozenset() if params.ignore_eos else self._eos_ids) | frozenset(params.stop_token_ids)
-        return _Row(sequence, budget, sequence.randomness.round(len(sequence.tokens)), stop_ids)
+        return _Drafting(sequence, budget, sequence.randomness.round(len(sequence.tokens)), stop_ids)
 
-    def _extend(self, rows: Mapping[int, _Row], logits_V: Mapping[int, torch.Tensor]) -> None:
+    def _extend(self, rows: Mapping[int, _Drafting], logits_V: Mapping[int, torch.Tensor]) -> None:
         """Draw a token for every row, feed the rows that want another, until none does."""
         while logits_V:
             feeds = []

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from outrider.config import check_dtype
+from outrider.config import check_dtype, is_whole
 from outrider.errors import ConfigError, ModelError
 from outrider.models.resolve import ModelFiles, resolve
 
@@ -72,7 +72,7 @@ def model_length(config: PretrainedConfig, wanted: int | None, name: str, longes
         if limit is None:
             raise ModelError(f"{name} does not say how long its context is; set max_model_len")
         return min(int(limit), longest)
-    if isinstance(wanted, bool) or not isinstance(wanted, int) or wanted < 1:
+    if not is_whole(wanted) or wanted < 1:
         raise ConfigError(f"max_model_len={wanted!r} must be a whole number, 1 or more")
     if limit is not None and wanted > limit:
         raise ConfigError(f"max_model_len={wanted} is more than the {limit} positions of {name}; use {limit} or less")

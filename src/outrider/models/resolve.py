@@ -39,10 +39,13 @@ def resolve(ref: str, *, trust_remote_code: bool = False, progress: bool = True)
         path = pull(ref, progress=progress)
         return ModelFiles(ref, path.parent, path)
     local = Path(ref).expanduser()
-    if ref and local.is_dir():
-        return _from_folder(ref, local)
-    if local.is_file():
-        return _from_file(ref, local)
+    try:
+        if ref and local.is_dir():
+            return _from_folder(ref, local)
+        if local.is_file():
+            return _from_file(ref, local)
+    except (OSError, ValueError) as error:
+        raise ModelError(f"model {ref[:60]!r} cannot be looked up: {first_line(error)}") from None
     if local.suffix == ".gguf" or local.is_absolute() or ref.startswith((".", "~")):
         raise ModelError(f"no model at {ref!r}: the path does not exist")
     if _HUB_ID.fullmatch(ref):

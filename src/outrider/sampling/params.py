@@ -7,6 +7,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, fields
 from typing import Any, Self
 
+from outrider.config import is_whole
 from outrider.errors import ConfigError
 
 MAX_LOGPROBS = 20
@@ -106,19 +107,15 @@ def _refuse_unknown(values: Mapping[str, object], known: Sequence[str]) -> None:
 
 
 def _check_int(name: str, value: object, low: int, high: int | None, hint: str = "") -> None:
-    if _is_int(value) and low <= value and (high is None or value <= high):  # type: ignore[operator]
+    if is_whole(value) and low <= value and (high is None or value <= high):
         return
     limit = f"{low} or more" if high is None else f"from {low} to {high}"
     raise ConfigError(f"{name}={value!r} must be a whole number, {limit} {hint}".rstrip())
 
 
-def _is_int(value: object) -> bool:
-    # True and False are ints to Python, but never what a user means by a number.
-    return isinstance(value, int) and not isinstance(value, bool)
-
-
 def _is_number(value: object) -> bool:
-    return isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value)
+    # A whole number beyond the floats is not finite for our purposes either.
+    return (isinstance(value, float) and math.isfinite(value)) or (is_whole(value) and abs(value) < 2**63)
 
 
 def _strings(value: object) -> tuple[str, ...]:
@@ -135,6 +132,6 @@ def _strings(value: object) -> tuple[str, ...]:
 def _token_ids(value: object) -> tuple[int, ...]:
     if value is None:
         return ()
-    if not isinstance(value, Sequence) or not all(_is_int(item) and item >= 0 for item in value):
+    if not isinstance(value, Sequence) or not all(is_whole(item) and item >= 0 for item in value):
         raise ConfigError(f"stop_token_ids={value!r} must be a list of token ids, whole numbers from 0 up")
     return tuple(value)
