@@ -219,3 +219,49 @@ def test_a_message_that_cannot_be_answered(monkeypatch: pytest.MonkeyPatch, caps
     out, err = capsys.readouterr()
     assert out == text_of("user: hi\nassistant:") + "\n", "the conversation goes on without it"
     assert f"max_model_len is {LIMIT}" in err
+
+
+@pytest.mark.parametrize("command", ["generate", "chat"])
+def test_an_empty_text_is_a_mistake(capsys: Captured, command: str) -> None:
+    assert run([command, "", *TOY]) == 2
+    out, err = capsys.readouterr()
+    assert (out, err.count("\n")) == ("", 1)
+    assert "is empty" in err
+
+
+def test_standard_input_that_is_no_text(monkeypatch: pytest.MonkeyPatch, capsys: Captured) -> None:
+    monkeypatch.setattr("sys.stdin", io.TextIOWrapper(io.BytesIO(b"ab\xffcd"), encoding="utf-8"))
+    assert run(["generate", "-", *TOY]) == 2
+    assert "standard input is not UTF-8 text" in capsys.readouterr().err
+
+
+def test_a_name_longer_than_any_path(capsys: Captured) -> None:
+    assert run(["generate", "a", "--model", "a" * 5000]) == 2
+    err = capsys.readouterr().err
+    assert err.count("\n") == 1
+    assert "cannot be looked up: " in err
+    assert len(err) < 200
+
+
+def test_comparing_where_only_the_law_is_promised(capsys: Captured) -> None:
+    spec = '{"method": "ngram", "rejection_sample_method": "block"}'
+    options = [*TOY, "--compare", "--temperature", "1", "--seed", "3", "--speculative-config", spec]
+    assert run(["generate", "abcabcabcabc", *options]) == 0
+    out = capsys.readouterr().out
+    assert "a bug" not in out
+    assert "the same" in out
+
+
+def test_a_reader_that_leaves_early_is_no_error() -> None:
+    import subprocess
+    import sys
+
+    code = "import sys; from outrider.cli.main import run; sys.exit(run(['--help']))"
+    process = subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.PIPE, stderr=subprocess.PIPE)
+    assert process.stdout is not None
+    assert process.stderr is not None
+    process.stdout.close()
+    errors = process.stderr.read()
+    process.stderr.close()
+    assert process.wait(60) in (0, 1)
+    assert b"Traceback" not in errors

@@ -236,3 +236,44 @@ def test_finish_reasons_are_plain_words(reason: FinishReason) -> None:
     params = SamplingParams(temperature=0.0, max_tokens=60, ignore_eos=True, stop=stop)
     answer = LLM("toy").generate("once", params)[0].outputs[0]
     assert answer.finish_reason == str(reason)
+
+
+def test_siblings_do_not_take_each_others_slots() -> None:
+    llm = LLM("toy")
+    plain = llm.with_speculation(None)
+    expected = plain.generate("ab", GREEDY)[0].outputs
+    stream = llm.stream("ab", GREEDY)
+    next(stream)
+    with pytest.raises(RequestError, match="over the same weights has a request under way"):
+        plain.generate("ab", GREEDY)
+    rest = [chunk.output for chunk in stream]
+    assert rest[-1] is not None
+    assert rest[-1].outputs == expected
+    assert plain.generate("ab", GREEDY)[0].outputs == expected
+
+
+def test_a_stream_closed_in_the_middle_of_generate_takes_nothing_from_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    llm = LLM("toy")
+    expected = llm.generate("ab", GREEDY)[0].outputs
+    stream = llm.stream("xyz", GREEDY)
+    next(stream)
+    step = llm.engine.step
+
+    def step_then_close() -> object:
+        trace = step()
+        stream.close()  # type: ignore[attr-defined]
+        return trace
+
+    monkeypatch.setattr(llm.engine, "step", step_then_close)
+    assert llm.generate("ab", GREEDY)[0].outputs == expected
+
+
+@pytest.mark.parametrize("bad", [{"temperature": 0}, [{"temperature": 0}], "hot"])
+def test_parameters_of_another_type_are_refused(bad: Any) -> None:
+    with pytest.raises(RequestError, match="sampling_params must be"):
+        LLM("toy").generate("a", bad)
+
+
+def test_a_draft_model_plans_no_longer_slots_than_its_target(models: FakeModels) -> None:
+    LLM("toy", max_model_len=32, speculative_config=DRAFT_MODEL)
+    assert [runner.max_model_len for runner in models.runners] == [32, 32]

@@ -27,6 +27,8 @@ class Comparison:
     plain_speed: float
     speculative_speed: float
     identical: bool
+    promised: bool
+    """Whether the tokens had to be the same: the accept rule and the model's runner keep bytes."""
 
     @property
     def ratio(self) -> float:
@@ -51,6 +53,7 @@ def compare_speeds(llm: LLM, prompt: str, params: SamplingParams) -> Comparison:
         median(tokens_per_second(a.metrics) for a, _ in runs),
         median(tokens_per_second(b.metrics) for _, b in runs),
         all(_tokens(a) == _tokens(b) for a, b in runs),
+        llm.engine.keeps_bytes(params),
     )
 
 
@@ -66,7 +69,8 @@ def _pair(
 def comparison_lines(comparison: Comparison) -> str:
     """The text, then one line per way and their ratio."""
     metrics = comparison.speculative.metrics
-    same = "the same tokens" if comparison.identical else "the same law, other tokens"
+    different = "DIFFERENT tokens, which is a bug" if comparison.promised else "the same law, other tokens"
+    same = "the same tokens" if comparison.identical else different
     return "\n".join(
         [
             *(answer.text for answer in comparison.speculative.outputs),

@@ -89,6 +89,11 @@ class Engine:
                 f"min_tokens={params.min_tokens} leaves nothing to generate: all {vocab} tokens are stop tokens"
             )
 
+    def keeps_bytes(self, params: SamplingParams) -> bool:
+        """Whether such a request's tokens are plain decoding's own, and not only drawn from the same law."""
+        rule = choose_verifier(self._rule, greedy=params.greedy, seeded=params.seed is not None)
+        return self.runner.capabilities.deterministic_shape and (params.greedy or rule.shared_noise)
+
     def add(self, prompt_ids: Seq[int], params: SamplingParams, prompt: str | None = None) -> str:
         """Queue a request; returns its id. Raises RequestError and leaves every other request as it was."""
         self.check(prompt_ids, params)

@@ -45,7 +45,9 @@ def resolve(ref: str, *, trust_remote_code: bool = False, progress: bool = True)
         if local.is_file():
             return _from_file(ref, local)
     except (OSError, ValueError) as error:
-        raise ModelError(f"model {ref[:60]!r} cannot be looked up: {first_line(error)}") from None
+        raise ModelError(
+            f"model {ref[:60]!r} cannot be looked up: {getattr(error, 'strerror', None) or first_line(error)}"
+        ) from None
     if local.suffix == ".gguf" or local.is_absolute() or ref.startswith((".", "~")):
         raise ModelError(f"no model at {ref!r}: the path does not exist")
     if _HUB_ID.fullmatch(ref):
