@@ -15,7 +15,7 @@ import json
 import statistics
 import time
 from collections.abc import Callable
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from functools import partial
 from typing import Any
 
@@ -93,32 +93,56 @@ def measure_steps(loaded: LoadedModel, size: int, rounds: int) -> StepTimes:
 
 
 def measure_engine(model: str, rounds: int) -> dict[str, float]:
-    """Plain decoding through the public API against Transformers' ``generate``, in turn, bf16, batch 1.
-
-    ``overhead_share`` is the part of the engine's time not spent in the target model.
-    """
+    """Plain decoding through the public API against Transformers' ``generate``, in turn, bf16, batch 1."""
     llm = LLM(model, dtype="bfloat16", speculative_config=None, max_num_seqs=1)
     reference = _transformers_model(llm.loaded)
     prompt = list(prompt_of(llm.loaded.runner.vocab_size))
     params = SamplingParams(temperature=0.0, max_tokens=NEW_TOKENS, ignore_eos=True)
-    ours, theirs, overhead = [], [], []
+    ours, theirs = [], []
     for turn in range(rounds + 1):
-        seconds, output = _timed(lambda: llm.generate([prompt], params)[0])
+        seconds, _ = _timed(lambda: llm.generate([prompt], params))
         reference_seconds, _ = _timed(
             lambda: reference.generate(
                 torch.tensor([prompt]), do_sample=False, max_new_tokens=NEW_TOKENS, min_new_tokens=NEW_TOKENS
             )
         )
-        if turn == 0:
-            continue
-        ours.append(seconds)
-        theirs.append(reference_seconds)
-        overhead.append(1 - output.metrics.seconds.target / output.metrics.seconds.total)
+        if turn > 0:
+            ours.append(seconds)
+            theirs.append(reference_seconds)
     return {
         "plain_tokens_per_second_bf16": NEW_TOKENS / statistics.median(ours),
         "plain_vs_transformers_bf16": statistics.median(theirs) / statistics.median(ours),
-        "overhead_share": statistics.median(overhead),
+    } | measure_overhead(llm)
+
+
+def measure_overhead(llm: LLM) -> dict[str, float]:
+    """The part of decoding rounds (prefill left out) that is not the target model: drafting, policy, verifier, commit.
+
+    Greedy and seeded, plain and with five n-gram drafts; ``overhead_share`` is the largest of the temperature's four.
+    """
+    shares = {}
+    sampled = SamplingParams(temperature=0.8, seed=1, max_tokens=NEW_TOKENS, ignore_eos=True)
+    kinds = {
+        "greedy": replace(sampled, temperature=0.0, seed=None),
+        "seeded": sampled,
+        "seeded_top_p": replace(sampled, top_p=0.95),
     }
+    for drafter, config in (("plain", None), ("ngram", {"method": "ngram", "num_speculative_tokens": 5})):
+        each = llm.with_speculation(config)
+        for kind, params in kinds.items():
+            shares[f"overhead_{drafter}_{kind}"] = _overhead(each, params)
+    return {"overhead_share": max(v for k, v in shares.items() if "top_p" not in k)} | shares
+
+
+def _overhead(llm: LLM, params: SamplingParams) -> float:
+    prompt = llm.loaded.tokenizer.encode("the red fox and the blue fox met the red fox and " * 12)
+    request = llm.engine.add(prompt, params)
+    shares = []
+    while llm.engine.has_work:
+        seconds, trace = _timed(llm.engine.step)
+        shares.append(1 - trace.seconds.target / seconds)
+    llm.engine.collect([request])
+    return float(statistics.median(shares[2:]))
 
 
 def _transformers_model(loaded: LoadedModel) -> Any:

@@ -45,6 +45,11 @@ def processor() -> Processor:
     )
 
 
+def physical_memory() -> int:
+    """Bytes of memory that this machine has, whoever uses them now."""
+    return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+
+
 def read_bandwidth(threads: int | None = None, *, size: int = _BUFFER_BYTES, repeats: int = _REPEATS) -> float:
     """Bytes per second when ``threads`` (None: torch's current number) sum a buffer of ``size`` bytes; median.
 

@@ -9,6 +9,7 @@ import numpy as np
 import torch
 
 from outrider.errors import ConfigError
+from outrider.hardware import physical_memory
 
 _ALIGNMENT = 64
 
@@ -81,15 +82,15 @@ def allocate_kv(shape: tuple[int, int, int, int, int, int], dtype: torch.dtype) 
     """Zeros of shape ``(layers, 2, slots, kv_heads, positions, head_dim)``, keys before values.
 
     The system maps zero pages only when they are written, so unused slots cost address space, not memory; and a
-    masked position always holds finite numbers, which zero weights erase. Raises ConfigError when it cannot be had.
+    masked position always holds finite numbers, which zero weights erase. Raises ConfigError for a plan
+    that this machine could not hold once every slot is full.
     """
-    size = math.prod(shape) * dtype.itemsize
-    try:
-        raw = np.zeros(size + _ALIGNMENT, dtype=np.uint8)
-    except MemoryError as error:
+    size, memory = math.prod(shape) * dtype.itemsize, physical_memory()
+    if size > memory:
         raise ConfigError(
-            f"max_num_seqs={shape[2]} slots of {shape[4]} tokens need {size / 1e9:.1f} GB of key/value memory, more "
-            "than this machine gives; reduce max_model_len or max_num_seqs"
-        ) from error
+            f"max_num_seqs={shape[2]} slots of {shape[4]} tokens need {size / 1e9:.1f} GB for keys and values, "
+            f"and this machine has {memory / 1e9:.1f} GB of memory; reduce max_model_len or max_num_seqs"
+        )
+    raw = np.zeros(size + _ALIGNMENT, dtype=np.uint8)
     skip = -raw.ctypes.data % _ALIGNMENT
     return torch.from_numpy(raw[skip : skip + size]).view(dtype).view(shape)

@@ -21,6 +21,7 @@ MIN_ROWS = 4
 """Fewest rows a step may have: one row takes another kernel, and four run faster than two (prefetching)."""
 _MAX_ROWS = 256
 _HEAD_WIDTH = 32768
+_HEAD_ROWS = 40
 _TILE_ROWS = 8
 _VECTOR = 64
 _SERIAL_ELEMENTS = 32768
@@ -49,28 +50,29 @@ class OneDNNLinear:
     def __init__(self, weight_OI: torch.Tensor, bias_O: torch.Tensor | None, activation: Activation) -> None:
         self._weight = torch.ops.mkldnn._reorder_linear_weight(weight_OI.contiguous(), None)
         self._bias = bias_O
+        self._most = _most_rows(weight_OI)
         self._activation = ("swish", "") if activation == "silu" else ("gelu", "tanh")
         self._linear = torch.ops.mkldnn._linear_pointwise.default
         self._binary = torch.ops.mkldnn._linear_pointwise.binary
 
     def __call__(self, x_NI: torch.Tensor) -> torch.Tensor:
-        if len(x_NI) > _MAX_ROWS:
-            return _by_blocks(self, x_NI)
+        if len(x_NI) > self._most:
+            return _by_blocks(self._most, self, x_NI)
         return self._linear(x_NI, self._weight, self._bias, "none", [], "")  # type: ignore[no-any-return]
 
     def plus(self, x_NI: torch.Tensor, other_NO: torch.Tensor) -> torch.Tensor:
-        if len(x_NI) > _MAX_ROWS:
-            return _by_blocks(self.plus, x_NI, other_NO)
+        if len(x_NI) > self._most:
+            return _by_blocks(self._most, self.plus, x_NI, other_NO)
         return self._binary(x_NI, other_NO, self._weight, self._bias, "add")  # type: ignore[no-any-return]
 
     def times(self, x_NI: torch.Tensor, other_NO: torch.Tensor) -> torch.Tensor:
-        if len(x_NI) > _MAX_ROWS:
-            return _by_blocks(self.times, x_NI, other_NO)
+        if len(x_NI) > self._most:
+            return _by_blocks(self._most, self.times, x_NI, other_NO)
         return self._binary(x_NI, other_NO, self._weight, self._bias, "mul")  # type: ignore[no-any-return]
 
     def activated(self, x_NI: torch.Tensor) -> torch.Tensor:
-        if len(x_NI) > _MAX_ROWS:
-            return _by_blocks(self.activated, x_NI)
+        if len(x_NI) > self._most:
+            return _by_blocks(self._most, self.activated, x_NI)
         name, algorithm = self._activation
         return self._linear(x_NI, self._weight, self._bias, name, [], algorithm)  # type: ignore[no-any-return]
 
@@ -106,10 +108,15 @@ class TiledLinear:
         return torch.cat([self._activate(block) for block in blocks])[:, :width]
 
 
-def _by_blocks(product: Callable[..., torch.Tensor], *tensors: torch.Tensor) -> torch.Tensor:
-    """Run a product on at most _MAX_ROWS rows at a time; no block is left with fewer than MIN_ROWS."""
+def _most_rows(weight_OI: torch.Tensor) -> int:
+    """Rows of one product: never more than were tried. A head's products are slow to try, so it is tried on few."""
+    return _HEAD_ROWS if weight_OI.shape[0] > _HEAD_WIDTH else _MAX_ROWS
+
+
+def _by_blocks(most: int, product: Callable[..., torch.Tensor], *tensors: torch.Tensor) -> torch.Tensor:
+    """Run a product on at most ``most`` rows at a time; no block is left with fewer than MIN_ROWS."""
     rows = len(tensors[0])
-    count = -(-rows // _MAX_ROWS)
+    count = -(-rows // most)
     bounds = [rows * i // count for i in range(count + 1)]
     return torch.cat([product(*(t[a:b] for t in tensors)) for a, b in pairwise(bounds)])
 
@@ -148,11 +155,12 @@ def onednn_runs(dtype: torch.dtype) -> bool:
 
 
 def _independent(linear: Linear, weight_OI: torch.Tensor) -> bool:
-    inputs_NI = torch.randn(_MAX_ROWS, weight_OI.shape[1], generator=torch.Generator().manual_seed(0))
-    if weight_OI.shape[0] > _HEAD_WIDTH:
-        # A head: nothing is fused to it, and products of many rows would make loading slow.
-        return rows_are_independent(linear, (inputs_NI[:40].to(weight_OI.dtype),), [4, 5, 7, 9, 17, 33])
+    rows = _most_rows(weight_OI)
+    inputs_NI = torch.randn(rows, weight_OI.shape[1], generator=torch.Generator().manual_seed(0))
     x_NI = inputs_NI.to(weight_OI.dtype)
+    if rows == _HEAD_ROWS:
+        # Nothing is fused to a head.
+        return rows_are_independent(linear, (x_NI,), [4, 5, 7, 9, 17, 33])
     counts = [*range(MIN_ROWS, 13), 16, 17, 33, 128]
     gate_NO = linear(x_NI)
     return (
