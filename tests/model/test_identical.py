@@ -8,6 +8,7 @@ import pytest
 from identical import BATCH, compare, decode, make_jobs
 from prompts import load_prompts
 
+from outrider.draft.ngram import NgramDrafter
 from outrider.draft.none import NoDrafter
 from outrider.models.load import LoadedModel, load_runner
 
@@ -42,3 +43,18 @@ def test_the_comparison_can_fail(model: LoadedModel) -> None:
     others = [replace(job, params=replace(job.params, seed=7)) for job in jobs]
     got, _ = decode(model, NoDrafter(), others, batch=1)
     assert all(got[key] != tokens for key, tokens in expected.items())
+
+
+def test_a_sliding_window_model_says_the_same_across_its_window() -> None:
+    model = load_runner("gemma3-270m", dtype="bfloat16", max_num_seqs=4, max_model_len=768)
+    assert model.runner.capabilities.deterministic_shape
+    verse = "The wheels on the bus go round and round, round and round, round and round. "
+    # The longer text ends 6 tokens before the window of 512 does.
+    long = model.tokenizer.encode(verse * 40)[:506]
+    prompts = [model.tokenizer.encode(verse * 2), long]
+    expected, _ = decode(model, NoDrafter(), make_jobs(prompts, MAX_TOKENS, lambda _: 0), batch=1)
+    for batch in (1, 4):
+        jobs = make_jobs(prompts, MAX_TOKENS, lambda i: 8 - 3 * i)
+        got, tau = decode(model, NgramDrafter(), jobs, batch)
+        assert got == expected
+        assert tau > 1.2, "hardly anything was kept, so hardly anything was shown"
