@@ -85,7 +85,7 @@ class SpeculativeConfig:
     def from_dict(cls, values: Mapping[str, Any]) -> SpeculativeConfig:
         """Read vLLM's dictionary; an unknown key is an error that lists the known ones."""
         known = [f.name for f in fields(cls)]
-        unknown = sorted(set(values) - set(known))
+        unknown = sorted(set(values) - set(known), key=repr)
         if unknown:
             raise ConfigError(f"speculative_config: unknown key {unknown[0]!r}; known keys: {', '.join(known)}")
         if "method" not in values:

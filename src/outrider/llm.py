@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import copy
+import threading
+import weakref
 from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from itertools import count
-from typing import Any, cast
+from typing import Any
 
 from outrider.config import (
     DEFAULT_DTYPE,
@@ -21,12 +24,20 @@ from outrider.engine.engine import Engine
 from outrider.engine.stream import StreamCursor
 from outrider.errors import RequestError
 from outrider.models.load import LoadedModel, load_runner
+from outrider.prompts import Message, Prompt, as_conversations, as_messages, as_params, as_prompts, as_token_ids
 from outrider.sampling.params import SamplingParams
 from outrider.types import RequestOutput, StreamChunk
 
-Prompt = str | Sequence[int]
-Message = Mapping[str, str]
 SpeculativeArgument = str | Mapping[str, Any] | SpeculativeConfig | None
+
+
+@dataclass(frozen=True)
+class _Checked:
+    """A prompt that can be served."""
+
+    text: str | None
+    tokens: list[int]
+    params: SamplingParams
 
 
 class LLM:
@@ -60,7 +71,9 @@ class LLM:
             max_model_len=max_model_len,
             trust_remote_code=trust_remote_code,
         )
-        self._siblings: list[Engine] = []
+        # One step at a time, also when several threads generate; they then share the batch.
+        self._lock = threading.RLock()
+        self._siblings: weakref.WeakSet[Engine] = weakref.WeakSet()
         self._sequence_ids = count()
         self.engine = self._build_engine(speculative_config)
 
@@ -87,22 +100,20 @@ class LLM:
 
         All prompts are checked before any work: RequestError names the first that cannot be served.
         """
-        batch = _as_list(prompts)
-        params = _params_for(sampling_params, len(batch))
+        batch = as_prompts(prompts)
+        params = as_params(sampling_params, len(batch))
         checked = []
         for i, (prompt, each) in enumerate(zip(batch, params, strict=True)):
             try:
                 checked.append(self._checked(prompt, each))
             except RequestError as error:
                 raise RequestError(f"prompt {i}: {error}" if len(batch) > 1 else str(error)) from None
-        ids = [self.engine.add(tokens, each, prompt=text) for (text, tokens), each in zip(checked, params, strict=True)]
-        return self._run(ids)
+        return self._run(self._add(checked))
 
     def stream(self, prompt: Prompt, sampling_params: SamplingParams | None = None) -> Iterator[StreamChunk]:
         """Answer one prompt chunk by chunk; closing the iterator cancels the request."""
-        params = sampling_params or SamplingParams()
-        text, tokens = self._checked(prompt, params)
-        return self._stream(text, tokens, params)
+        (params,) = as_params(sampling_params, 1)
+        return self._stream(self._checked(prompt, params))
 
     def chat(
         self,
@@ -110,17 +121,11 @@ class LLM:
         sampling_params: SamplingParams | Sequence[SamplingParams] | None = None,
     ) -> list[RequestOutput]:
         """Answer one conversation, or a list of them, through the model's chat template."""
-        conversations = [messages] if not messages or isinstance(messages[0], Mapping) else messages
-        return self.generate([self.chat_tokens(cast("Sequence[Message]", c)) for c in conversations], sampling_params)
+        return self.generate([self.chat_tokens(each) for each in as_conversations(messages)], sampling_params)
 
     def chat_tokens(self, messages: Sequence[Message]) -> list[int]:
         """Token ids of a conversation, ready for ``generate`` or ``stream``."""
-        if not messages:
-            raise RequestError("the conversation is empty: give at least one message")
-        for message in messages:
-            if set(message) != {"role", "content"}:
-                raise RequestError(f"a message needs exactly 'role' and 'content', not {sorted(message)}")
-        return self._loaded.tokenizer.chat(messages)
+        return self._loaded.tokenizer.chat(as_messages(messages))
 
     # --- helpers ------------------------------------------------------------------------------------------
 
@@ -143,69 +148,55 @@ class LLM:
             speculation.rejection_sample_method if speculation else "auto",
             self._sequence_ids,
         )
-        self._siblings.append(engine)
+        self._siblings.add(engine)
         return engine
 
-    def _checked(self, prompt: Prompt, params: SamplingParams) -> tuple[str | None, list[int]]:
+    def _checked(self, prompt: Prompt, params: SamplingParams) -> _Checked:
         if isinstance(prompt, str):
             # Some tokenizers make a token of nothing (a start mark); an empty text is a mistake all the same.
-            text, tokens = prompt, self._loaded.tokenizer.encode(prompt) if prompt else []
+            checked = _Checked(prompt, self._loaded.tokenizer.encode(prompt) if prompt else [], params)
         else:
-            text, tokens = None, _token_ids(prompt)
-        if any(engine.has_work for engine in self._siblings if engine is not self.engine):
-            raise RequestError("an LLM over the same weights has a request under way; finish or close it first")
-        self.engine.check(tokens, params)
-        return text, tokens
+            checked = _Checked(None, as_token_ids(prompt), params)
+        self.engine.check(checked.tokens, params)
+        return checked
+
+    def _add(self, checked: Sequence[_Checked]) -> list[str]:
+        with self._lock:
+            if any(engine.has_work for engine in self._siblings if engine is not self.engine):
+                raise RequestError("an LLM over the same weights has a request under way; finish or close it first")
+            return [self.engine.add(each.tokens, each.params, prompt=each.text) for each in checked]
 
     def _run(self, request_ids: list[str]) -> list[RequestOutput]:
         outputs: dict[str, RequestOutput] = {}
         try:
             while len(outputs) < len(request_ids):
-                self.engine.step()
-                outputs.update((output.request_id, output) for output in self.engine.collect(request_ids))
+                with self._lock:
+                    self.engine.step()
+                    outputs.update((output.request_id, output) for output in self.engine.collect(request_ids))
         finally:
             # After an interrupt nothing of this call may live on in the engine.
             self._drop(request_ids)
         return [outputs[request_id] for request_id in request_ids]
 
-    def _stream(self, text: str | None, tokens: list[int], params: SamplingParams) -> Iterator[StreamChunk]:
+    def _stream(self, checked: _Checked) -> Iterator[StreamChunk]:
         # Queued by the first `next`: an iterator that is never started leaves nothing in the engine.
-        request_id = self.engine.add(tokens, params, prompt=text)
+        (request_id,) = self._add([checked])
         request = self.engine.request(request_id)
         assert request is not None
         cursor = StreamCursor(request)
         try:
             while not request.finished:
-                self.engine.step()
-                yield from cursor.chunks()
+                with self._lock:
+                    self.engine.step()
+                    chunks = list(cursor.chunks())
+                yield from chunks
             # Steps of another caller serve this request too, and may have finished it between two of ours.
             yield from cursor.chunks()
         finally:
             self._drop([request_id])
 
     def _drop(self, request_ids: list[str]) -> None:
-        for request_id in request_ids:
-            self.engine.cancel(request_id)
-        self.engine.collect(request_ids)
-
-
-def _as_list(prompts: Prompt | Sequence[Prompt]) -> list[Prompt]:
-    if isinstance(prompts, str) or (len(prompts) > 0 and isinstance(prompts[0], int)):
-        return [cast("Prompt", prompts)]
-    return list(cast("Sequence[Prompt]", prompts))
-
-
-def _token_ids(prompt: object) -> list[int]:
-    if not isinstance(prompt, Sequence) or not all(type(token) is int for token in prompt):
-        raise RequestError("a prompt is text or a list of token ids (whole numbers)")
-    return list(prompt)
-
-
-def _params_for(given: object, count: int) -> list[SamplingParams]:
-    if given is None or isinstance(given, SamplingParams):
-        return [given or SamplingParams()] * count
-    if not isinstance(given, Sequence) or not all(isinstance(each, SamplingParams) for each in given):
-        raise RequestError("sampling_params must be a SamplingParams or a list of them")
-    if len(given) != count:
-        raise RequestError(f"{len(given)} sampling_params for {count} prompts: give one, or one per prompt")
-    return list(given)
+        with self._lock:
+            for request_id in request_ids:
+                self.engine.cancel(request_id)
+            self.engine.collect(request_ids)

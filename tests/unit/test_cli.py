@@ -15,6 +15,8 @@ from outrider.sampling.params import SamplingParams
 from tests.fake_model import LIMIT, FakeModels, fake_models
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
     from outrider.models.base import Feed, Scores
 
 TOY = ["--model", "toy", "--max-tokens", "20"]
@@ -215,7 +217,7 @@ def test_a_message_that_cannot_be_answered(monkeypatch: pytest.MonkeyPatch, caps
     assert run(["chat", long, *TOY]) == 2
     assert f"max_model_len is {LIMIT}" in capsys.readouterr().err
     monkeypatch.setattr("sys.stdin", io.StringIO(f"{long}\nhi\n"))
-    assert run(["chat", *TOY]) == 0
+    assert run(["chat", *TOY]) == 2, "a script must notice, although the conversation went on"
     out, err = capsys.readouterr()
     assert out == text_of("user: hi\nassistant:") + "\n", "the conversation goes on without it"
     assert f"max_model_len is {LIMIT}" in err
@@ -265,3 +267,42 @@ def test_a_reader_that_leaves_early_is_no_error() -> None:
     process.stderr.close()
     assert process.wait(60) in (0, 1)
     assert b"Traceback" not in errors
+
+
+class _BrokenRunner(ToyRunner):
+    def score(self, feeds: Sequence[Feed], hidden: bool = False) -> Scores:
+        from outrider.models.base import Scores
+
+        return Scores(tuple(logits * float("nan") for logits in super().score(feeds, hidden).logits))
+
+
+@pytest.mark.parametrize("options", [[], ["--json"], ["--compare"]])
+@pytest.mark.parametrize("command", ["generate", "chat"])
+def test_a_model_that_gives_nan_is_an_error(
+    models: FakeModels, capsys: Captured, command: str, options: list[str]
+) -> None:
+    models.runner_class = _BrokenRunner
+    assert run([command, "a", *TOY, *(options if command == "generate" else [])]) == 2
+    assert "the answer was broken off: the model gave NaN logits" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("spec", ["[" * 60000, "9" * 5000, '{"method": ' + "1" * 5000 + "}"])
+def test_json_that_python_cannot_read(capsys: Captured, spec: str) -> None:
+    assert run(["generate", "a", *TOY, "--speculative-config", spec]) == 2
+    assert capsys.readouterr().err.count("\n") == 1
+
+
+def test_output_that_finds_no_room_is_one_line() -> None:
+    import subprocess
+    import sys
+    from pathlib import Path
+
+    full = Path("/dev/full")
+    if not full.exists():
+        pytest.skip("no /dev/full here")
+    code = "from outrider.cli.main import main; import sys; sys.argv = ['outrider', '--help']; main()"
+    with full.open("w") as output:
+        process = subprocess.run([sys.executable, "-c", code], stdout=output, stderr=subprocess.PIPE, check=False)
+    assert process.returncode == 1
+    assert process.stderr.count(b"\n") == 1
+    assert b"cannot write: No space left" in process.stderr

@@ -101,3 +101,23 @@ def test_the_space_between_prompt_and_answer_survives() -> None:
     for token in range(3, 30):
         detokenizer.push(token)
     assert detokenizer.text == "".join(f" w{token}" for token in range(3, 30))
+
+
+def test_a_stop_found_keeps_what_was_held_back_out_of_the_text() -> None:
+    from outrider.engine.sequence import Limits, Sequence
+    from outrider.sampling.params import SamplingParams
+    from outrider.sampling.rng import KeyedRandomness
+    from outrider.verify import verifier_named
+
+    def ended(stop: str, tokens: list[int], max_tokens: int) -> tuple[str, str | None, object]:
+        params = SamplingParams(temperature=0.0, stop=stop, max_tokens=max_tokens)
+        limits = Limits(frozenset(), 1000)
+        sequence = Sequence(
+            0, "r", 0, (65,), params, verifier_named("greedy"), KeyedRandomness(0, False), limits, ByteTokenizer()
+        )
+        sequence.append(tokens)
+        return sequence.detokenizer.text, sequence.finish_reason, sequence.stop_reason
+
+    # Half a character at the end becomes U+FFFD only because nothing follows; it may complete a stop string.
+    assert ended("a\ufffd", [97, 0xE2], 2) == ("", "stop", "a\ufffd")
+    assert ended("zz", [97, 0xE2], 2) == ("a\ufffd", "length", None)

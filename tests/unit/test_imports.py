@@ -26,7 +26,7 @@ ORDER = (
     ("models",),
     ("draft", "control"),
     ("engine",),
-    ("testing",),
+    ("testing", "prompts"),
     ("llm",),
     ("cli",),
 )

@@ -277,3 +277,51 @@ def test_parameters_of_another_type_are_refused(bad: Any) -> None:
 def test_a_draft_model_plans_no_longer_slots_than_its_target(models: FakeModels) -> None:
     LLM("toy", max_model_len=32, speculative_config=DRAFT_MODEL)
     assert [runner.max_model_len for runner in models.runners] == [32, 32]
+
+
+def test_a_stream_started_late_does_not_take_a_siblings_slot() -> None:
+    llm = LLM("toy", max_num_seqs=1)
+    mine, other = llm.stream("ab", GREEDY), llm.with_speculation(None).stream("ab", GREEDY)
+    next(mine)
+    with pytest.raises(RequestError, match="over the same weights has a request under way"):
+        next(other)
+    assert list(mine)[-1].output is not None
+
+
+def test_discarded_siblings_are_let_go() -> None:
+    import gc
+    import weakref
+
+    llm = LLM("toy")
+    engine = weakref.ref(llm.with_speculation(DRAFT_MODEL).engine)
+    gc.collect()
+    assert engine() is None
+
+
+def test_threads_share_an_llm() -> None:
+    from concurrent.futures import ThreadPoolExecutor
+
+    llm = LLM("toy", max_num_seqs=2)
+    prompts = ["ab", "once upon", "xyz", "hello there"] * 5
+    expected = [output.outputs for output in llm.generate(prompts, GREEDY)]
+    with ThreadPoolExecutor(4) as pool:
+        got = list(pool.map(lambda prompt: llm.generate(prompt, GREEDY)[0].outputs, prompts))
+    assert got == expected
+    assert_idle(llm)
+
+
+@pytest.mark.parametrize("bad", [b"abc", bytearray(b"abc"), {}, {"prompt": "x"}, set(), None, 5])
+def test_what_is_no_prompt_is_refused(bad: Any) -> None:
+    llm = LLM("toy")
+    with pytest.raises(RequestError, match=r"must be text|is text or a list"):
+        llm.generate(bad, GREEDY)
+    with pytest.raises(RequestError, match="is text or a list"):
+        llm.stream(bad, GREEDY)
+
+
+@pytest.mark.parametrize(
+    "bad", [[{"role": "user", "content": None}], [{"role": 5, "content": "x"}], [[{"role": "user"}], 5], ["hi"], "hi"]
+)
+def test_what_is_no_conversation_is_refused(bad: Any) -> None:
+    with pytest.raises(RequestError, match=r"message|conversation"):
+        LLM("toy").chat(bad, GREEDY)

@@ -9,12 +9,13 @@ import typer
 
 from outrider.cli import options
 from outrider.cli.figures import figures_line
-from outrider.cli.generate import print_stream
+from outrider.cli.generate import print_stream, refuse_aborted
 from outrider.config import DEFAULT_DTYPE, DEFAULT_MODEL
 from outrider.errors import RequestError
 
 if TYPE_CHECKING:
-    from outrider.llm import LLM, Message
+    from outrider.llm import LLM
+    from outrider.prompts import Message
     from outrider.sampling.params import SamplingParams
 
 
@@ -40,13 +41,15 @@ def chat(
     if message is not None:
         _answer(llm, history, message, params)
         return 0
+    failed = False
     while said := _ask():
         try:
             history = _answer(llm, history, said, params)
         except RequestError as error:
             # The conversation so far is kept; only this message was not answered.
             print(f"outrider: {error}", file=sys.stderr)
-    return 0
+            failed = True
+    return 2 if failed else 0
 
 
 def _answer(llm: LLM, history: list[Message], said: str, params: SamplingParams) -> list[Message]:
@@ -55,6 +58,7 @@ def _answer(llm: LLM, history: list[Message], said: str, params: SamplingParams)
         raise RequestError("the message is empty: give at least one word")
     asked = [*history, {"role": "user", "content": said}]
     output = print_stream(llm, llm.chat_tokens(asked), params)
+    refuse_aborted(output)
     print(figures_line(output.metrics), file=sys.stderr)
     return [*asked, {"role": "assistant", "content": output.outputs[0].text}]
 

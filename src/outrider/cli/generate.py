@@ -12,6 +12,7 @@ from outrider.cli import options
 from outrider.cli.figures import figures_line, output_json
 from outrider.config import DEFAULT_DTYPE, DEFAULT_MODEL
 from outrider.errors import RequestError
+from outrider.types import FinishReason
 
 if TYPE_CHECKING:
     from outrider.llm import LLM
@@ -61,7 +62,7 @@ def generate(
     for prompt in prompts:
         try:
             text = options.read_stdin(sys.stdin.read) if prompt == "-" else prompt
-            _answer(llm, text, params, compare, as_json)
+            refuse_aborted(_answer(llm, text, params, compare, as_json))
         except RequestError as error:
             # The other prompts are still served; the exit code tells that one was not.
             print(f"outrider: prompt {prompt[:40]!r}: {error}", file=sys.stderr)
@@ -69,18 +70,27 @@ def generate(
     return 2 if failed else 0
 
 
-def _answer(llm: LLM, prompt: str, params: SamplingParams, compare: bool, as_json: bool) -> None:
+def _answer(llm: LLM, prompt: str, params: SamplingParams, compare: bool, as_json: bool) -> RequestOutput:
     if compare:
         from outrider.cli.compare import compare_speeds, comparison_json, comparison_lines
 
         comparison = compare_speeds(llm, prompt, params)
         print(json.dumps(comparison_json(comparison)) if as_json else comparison_lines(comparison))
-        return
+        return comparison.speculative
     if as_json:
-        print(json.dumps(output_json(llm.generate(prompt, params)[0])))
-        return
+        output = llm.generate(prompt, params)[0]
+        print(json.dumps(output_json(output)))
+        return output
     output = print_stream(llm, prompt, params)
     print(figures_line(output.metrics), file=sys.stderr)
+    return output
+
+
+def refuse_aborted(output: RequestOutput) -> None:
+    """An answer that the model could not finish is an error at the command line, whatever was printed of it."""
+    for answer in output.outputs:
+        if answer.finish_reason == FinishReason.ABORT:
+            raise RequestError(f"the answer was broken off: {answer.stop_reason}")
 
 
 def print_stream(llm: LLM, prompt: str | list[int], params: SamplingParams) -> RequestOutput:

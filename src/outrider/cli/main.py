@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import errno
+import io
 import os
+import signal
 import sys
 from collections.abc import Sequence
 
@@ -41,10 +44,12 @@ def run(arguments: Sequence[str]) -> int:
         return _fail(str(error), USER_ERROR)
     except (KeyboardInterrupt, typer.Abort):
         return _fail("interrupted", INTERRUPTED)
-    except BrokenPipeError:
-        # Whoever read our output has seen enough; Python must not try to flush it again on its way out.
+    except OSError as error:
+        if not isinstance(error, BrokenPipeError) and error.errno != errno.ENOSPC:
+            raise
+        # Whoever reads our output has left, or has no room; Python must not try to flush it again on its way out.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-        return 1
+        return 1 if isinstance(error, BrokenPipeError) else _fail(f"cannot write: {error.strerror}", 1)
     except Exception as error:
         # Usage errors of the option parser carry their own one-line message; anything else is a bug of ours.
         if not hasattr(error, "format_message"):
@@ -63,4 +68,15 @@ def _fail(message: str, code: int) -> int:
 
 def main() -> None:
     """Entry point of the `outrider` script."""
+    for stream in (sys.stdout, sys.stderr):
+        if isinstance(stream, io.TextIOWrapper):
+            # A terminal that cannot show a character must not end the answer.
+            stream.reconfigure(errors="replace")
+    # Told to stop, we leave through every `finally`: no child process and no partial file stays behind.
+    for number in (signal.SIGTERM, signal.SIGHUP):
+        signal.signal(number, _leave)
     sys.exit(run(sys.argv[1:]))
+
+
+def _leave(number: int, _frame: object) -> None:
+    raise SystemExit(128 + number)

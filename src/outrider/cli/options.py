@@ -38,9 +38,9 @@ def read_speculative(text: str) -> str | Mapping[str, Any] | None:
         return text
     try:
         value: Mapping[str, Any] = json.loads(text)
-    except json.JSONDecodeError as error:
+    except (ValueError, RecursionError) as error:
         raise ConfigError(
-            f'--speculative-config {text!r} is not valid JSON ({error}); for example \'{{"method": "ngram"}}\''
+            f'--speculative-config {text[:60]!r} is not valid JSON ({error}); for example \'{{"method": "ngram"}}\''
         ) from None
     return value
 

@@ -49,9 +49,11 @@ class Detokenizer:
         self._take(certain, whole)
         return self._cut_at_stop(before) if watch else None
 
-    def finish(self) -> None:
-        """No more tokens will come: what is held back becomes text as it is."""
+    def finish(self, watch: bool = False) -> str | None:
+        """No more tokens will come: what is held back becomes text as it is. Returns as ``push`` does."""
+        before = len(self.text)
         self._take(len(self._window), self._decoder.decode(self._window))
+        return self._cut_at_stop(before) if watch else None
 
     def visible(self, finished: bool) -> int:
         """Length of the text a stream may show: a tail that could grow into a stop string waits."""

@@ -85,7 +85,6 @@ class Sequence:
             count += 1
             self._check_end(token)
             if self.finished:
-                self.detokenizer.finish()
                 break
         return count
 
@@ -118,3 +117,8 @@ class Sequence:
             self.stop_reason = stop_text
         elif self.room <= 0:
             self.finish_reason = FinishReason.LENGTH
+        if self.finished and stop_text is None:
+            # What was held back becomes text now, and may be what a stop string was waiting for.
+            late = self.detokenizer.finish(watch=not early)
+            if late is not None and not is_stop:
+                self.finish_reason, self.stop_reason = FinishReason.STOP, late

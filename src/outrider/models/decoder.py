@@ -43,10 +43,10 @@ class DecoderRunner:
         self._weights, self._rule, self._name = weights, rule, name
         self._max_num_seqs = max_num_seqs
         self._capabilities = Capabilities("truncate", hidden_states=True, deterministic_shape=deterministic)
-        self._slots = KVSlots(max_num_seqs, max_model_len)
         positions = rule.padded_keys(max_model_len)
         shape = (config.num_layers, 2, max_num_seqs, config.num_kv_heads, positions, config.head_dim)
         self._kv = allocate_kv(shape, weights.embedding_VD.dtype)
+        self._slots = KVSlots(max_num_seqs, max_model_len)
         ropes = {True: config.rope_local, False: config.rope}
         self._turns = {kind: rotation_table(ropes[kind], config.head_dim, max_model_len) for kind in set(config.local)}
         self._dtype = weights.embedding_VD.dtype
