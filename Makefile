@@ -9,8 +9,8 @@ STAMP := $(VENV)/.installed
 ## A real model, plain and speculative in turn, with the measured speedup.
 run: $(STAMP)
 	$(BIN)/outrider pull smollm2-135m
-	$(BIN)/outrider generate --compare --max-tokens 160 \
-	  "List the integers from 1 to 40, one per line, each followed by its square. 1: 1, 2: 4, 3: 9,"
+	$(BIN)/outrider generate --compare --max-tokens 120 \
+	  "The days of the week are Monday, Tuesday, Wednesday, Thursday, Friday, Saturday, Sunday. The months of the year are January,"
 
 test: $(STAMP) weights
 	$(BIN)/python -m pytest

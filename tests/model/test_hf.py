@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 import torch
 import transformers
+from safetensors.torch import load_file, save_file
 
 from outrider.errors import ModelError
 from outrider.models.base import Feed, TargetRunner
@@ -255,6 +256,33 @@ def test_load_refuses_with_one_line(tmp_path: Path, damage: str) -> None:
         (tmp_path / "own.py").write_text("raise SystemExit('remote code ran')\n")
     with pytest.raises(ModelError, match=r"^here: [^\n]+$"):
         HFRunner.load(ModelFiles("here", tmp_path), dtype=torch.float32, max_num_seqs=1, max_model_len=8, name="here")
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"remove": "gpt_neox.final_layer_norm.weight"}, "here is incomplete: its files lack tensor '.*norm.weight'"),
+        ({"add": "gpt_neox.layers.7.odd.weight"}, "its files hold tensor 'gpt_neox.layers.7.odd.weight', which has no"),
+    ],
+)
+def test_load_refuses_weights_that_are_not_the_models(tmp_path: Path, change: dict[str, str], message: str) -> None:
+    tiny("neox").save_pretrained(tmp_path)
+    weights = load_file(tmp_path / "model.safetensors")
+    if "remove" in change:
+        del weights[change["remove"]]
+    else:
+        weights[change["add"]] = torch.zeros(2)
+    save_file(weights, tmp_path / "model.safetensors", metadata={"format": "pt"})
+    with pytest.raises(ModelError, match=message):
+        HFRunner.load(ModelFiles("here", tmp_path), dtype=torch.float32, max_num_seqs=1, max_model_len=8, name="here")
+
+
+def test_load_takes_tied_weights_that_are_stored_once(tmp_path: Path) -> None:
+    tiny("gpt2").save_pretrained(tmp_path)
+    assert "lm_head.weight" not in load_file(tmp_path / "model.safetensors")
+    runner = HFRunner.load(ModelFiles("here", tmp_path), dtype=torch.float32, max_num_seqs=1, max_model_len=8)
+    runner.open(0)
+    torch.testing.assert_close(runner.score([Feed(0, (1, 2), 2)]).logits[0], _without_cache("gpt2", [1, 2]))
 
 
 class _NoCache(torch.nn.Module):

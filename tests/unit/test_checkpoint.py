@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import json
 from pathlib import Path
 
@@ -12,6 +13,7 @@ from safetensors.torch import save_file
 from outrider.errors import ModelError
 from outrider.models.checkpoint import read_config, read_tensors
 from outrider.models.resolve import ModelFiles
+from outrider.models.tokenizer import load_tokenizer
 
 A, B = torch.arange(6.0).reshape(2, 3), torch.ones(4)
 
@@ -95,6 +97,22 @@ def test_packed_integers_are_not_taken_for_weights(tmp_path: Path, dtype: torch.
 def test_config_is_read_without_code_or_network(tmp_path: Path) -> None:
     (tmp_path / "config.json").write_text(json.dumps({"model_type": "llama", "hidden_size": 64}))
     assert read_config(ModelFiles("m", tmp_path)).hidden_size == 64
+
+
+@pytest.mark.parametrize("name", ["config.json", "tokenizer_config.json"])
+def test_code_of_a_model_never_runs_unasked(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str) -> None:
+    monkeypatch.setattr("sys.stdin", io.StringIO("y\n" * 9))
+    # Where Transformers copies such code, kept from the user's own folder.
+    monkeypatch.setattr("transformers.dynamic_module_utils.HF_MODULES_CACHE", str(tmp_path / "modules"))
+    marker = tmp_path / "marker"
+    (tmp_path / "own.py").write_text(f"open({str(marker)!r}, 'w').close()\nclass Own: pass\n")
+    (tmp_path / "config.json").write_text('{"model_type": "llama"}')
+    auto_map = {"AutoConfig": "own.Own", "AutoTokenizer": ["own.Own", None]}
+    (tmp_path / name).write_text(json.dumps({"model_type": "own", "tokenizer_class": "Own", "auto_map": auto_map}))
+    read = read_config if name == "config.json" else load_tokenizer
+    with pytest.raises(ModelError, match=r"^m: it needs Python code of its own[^\n]+--trust-remote-code"):
+        read(ModelFiles("m", tmp_path))
+    assert not marker.exists()
 
 
 @pytest.mark.parametrize(

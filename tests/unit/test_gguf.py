@@ -213,6 +213,50 @@ def test_configuration_that_cannot_be_used(tmp_path: Path, extra: dict[str, Any]
         config_from_gguf(open_gguf(write(tmp_path / "m.gguf", **extra)))
 
 
+WHOLE = (
+    "embedding_length",
+    "attention__head_count",
+    "attention__head_count_kv",
+    "feed_forward_length",
+    "block_count",
+    "context_length",
+    "attention__key_length",
+)
+REAL = ("attention__layer_norm_rms_epsilon", "rope__freq_base", "rope__scaling__factor")
+
+
+@pytest.mark.parametrize("value", ["x", float("nan"), float("inf"), -1.0, 0, True])
+@pytest.mark.parametrize("key", [*WHOLE, *REAL])
+def test_size_that_is_no_size_is_named(tmp_path: Path, key: str, value: Any) -> None:
+    extra: dict[str, Any] = {"rope__scaling__type": "linear", "rope__scaling__factor": 2.0, key: value}
+    file = open_gguf(write(tmp_path / "m.gguf", **extra))
+    with pytest.raises(ModelError, match=f"m.gguf: metadata 'llama.{key.replace('__', '.')}' is .*, not a"):
+        config_from_gguf(file)
+
+
+def test_billions_of_layers_are_refused_at_once(tmp_path: Path) -> None:
+    with pytest.raises(ModelError, match="block_count is 2147483648, but it has only 1 tensors"):
+        config_from_gguf(open_gguf(write(tmp_path / "m.gguf", block_count=1 << 31)))
+
+
+def test_frequency_factors_for_another_head_size(tmp_path: Path) -> None:
+    path = write(tmp_path / "m.gguf", tensors={"rope_freqs.weight": random_array(4)}, attention__key_length=1 << 31)
+    with pytest.raises(ModelError, match="follow no rule known here"):
+        config_from_gguf(open_gguf(path))
+
+
+@pytest.mark.parametrize("value", ["x", float("nan"), -1.0])
+def test_end_token_that_is_no_id(tmp_path: Path, value: Any) -> None:
+    with pytest.raises(ModelError, match=r"'tokenizer.ggml.eos_token_id' is .*, not a token id"):
+        gguf_eos_ids(open_gguf(write(tmp_path / "m.gguf", tokenizer__ggml__eos_token_id=value)))
+
+
+def test_query_rows_that_are_no_pairs(tmp_path: Path) -> None:
+    path = write(tmp_path / "m.gguf", tensors={"blk.0.attn_q.weight": random_array(HEADS * 3, WIDTH)})
+    with pytest.raises(ModelError, match=r"the 12 rows of 'blk.0.attn_q.weight' are no pairs for 4 heads"):
+        tensors_of(open_gguf(path))
+
+
 # --- damage -----------------------------------------------------------------------------------------------
 
 

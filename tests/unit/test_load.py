@@ -34,6 +34,37 @@ def test_model_that_does_not_say_how_long_it_is() -> None:
         model_length(config, None, "toy")
 
 
+def test_draft_without_a_context_length_takes_the_targets() -> None:
+    config: Any = SimpleNamespace(get_text_config=SimpleNamespace)
+    assert model_length(config, None, "toy", longest=48) == 48
+    assert model_length(LlamaConfig(max_position_embeddings=64), None, "toy", longest=48) == 48
+
+
+@pytest.mark.parametrize("limit", ["x", -3, 0, float("nan"), True])
+def test_context_length_that_is_none(limit: Any) -> None:
+    config: Any = SimpleNamespace(get_text_config=lambda: SimpleNamespace(max_position_embeddings=limit))
+    with pytest.raises(ModelError, match=r"toy: max_position_embeddings=.* is no context length"):
+        model_length(config, None, "toy")
+
+
+@pytest.mark.parametrize(
+    ("field", "value"),
+    [
+        ("rope_parameters", {"rope_theta": "x"}),
+        ("rope_parameters", {"rope_type": "default"}),
+        ("rope_parameters", None),
+        ("num_attention_heads", 0),
+        ("rms_norm_eps", "x"),
+    ],
+)
+def test_configuration_of_wrong_types_is_one_line(field: str, value: Any) -> None:
+    config = LlamaConfig(head_dim=None)
+    vars(config)[field] = value
+    vars(config)["head_dim"] = None
+    with pytest.raises(ModelError, match=r"^toy: its configuration has an unusable value \([^\n]+$"):
+        load._decoder_config(config, "toy")
+
+
 class Recorder:
     """Stands in for both runner modules and for the files, and records what it was loaded with."""
 

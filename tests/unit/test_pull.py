@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import errno
+import fcntl
 import hashlib
 import os
 import shutil
+import subprocess
 import sys
 import threading
 import time
@@ -93,6 +95,26 @@ def test_only_check_notices_changed_bytes_and_removes_them() -> None:
     assert fetch(Shelf(), check=True).read_bytes() == CONTENT
 
 
+def test_damaged_file_that_cannot_be_removed_is_still_one_line(monkeypatch: pytest.MonkeyPatch) -> None:
+    def read_only(self: Path) -> None:
+        raise OSError(errno.EROFS, "Read-only file system")
+
+    path = fetch(Shelf())
+    path.write_bytes(CONTENT[::-1])
+    monkeypatch.setattr(Path, "unlink", read_only)
+    with pytest.raises(FetchError, match=r"sha256 is .*could not be removed \(Read-only file system\)"):
+        fetch(Shelf(), check=True)
+
+
+@pytest.mark.parametrize("folder", ["~nosuchuser/x", "/" + "x" * 300])
+def test_cache_folder_that_cannot_exist(monkeypatch: pytest.MonkeyPatch, folder: str) -> None:
+    monkeypatch.setenv("OUTRIDER_CACHE", folder)
+    with pytest.raises(FetchError, match=r"the cache folder .*set OUTRIDER_CACHE"):
+        fetch(Shelf())
+    with pytest.raises(FetchError, match=r"the cache folder .*set OUTRIDER_CACHE"):
+        cache.free_bytes(cache.cache_folder())
+
+
 def test_wrong_hash_leaves_nothing(tmp_path: Path) -> None:
     with pytest.raises(FetchError, match=r"expected .* removed"):
         fetch(Shelf((b"other bytes", b"")))
@@ -165,14 +187,44 @@ def test_two_pulls_at_once_both_get_the_file(tmp_path: Path) -> None:
     assert first.read_bytes() == CONTENT
 
 
-def test_leftovers_of_killed_processes_go_after_a_day(tmp_path: Path) -> None:
+HOLD_A_FOLDER = """
+import sys, time
+from pathlib import Path
+from outrider.models.cache import scratch_folder
+with scratch_folder(Path(sys.argv[1])) as scratch:
+    print(scratch, flush=True)
+    time.sleep(600)
+"""
+
+
+def test_leftovers_go_as_soon_as_their_owner_is_dead(tmp_path: Path) -> None:
+    command = [sys.executable, "-c", HOLD_A_FOLDER, str(tmp_path)]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as owner:
+        try:
+            assert owner.stdout is not None
+            held = Path(owner.stdout.readline().strip())
+            with cache.scratch_folder(tmp_path) as first, cache.scratch_folder(tmp_path):
+                assert held.exists()
+                assert first.exists()
+        finally:
+            owner.kill()
+    assert held.exists()
+    with cache.scratch_folder(tmp_path):
+        assert not held.exists()
+
+
+def test_leftovers_go_after_a_day_where_nothing_can_be_locked(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(*_: object) -> None:
+        raise OSError(errno.ENOLCK, "No locks available")
+
+    monkeypatch.setattr(fcntl, "flock", refuse)
     old, recent = tmp_path / ".partial-old", tmp_path / ".partial-recent"
     for folder in (old, recent):
         folder.mkdir()
     two_days_ago = time.time() - 2 * 24 * 3600
     os.utime(old, (two_days_ago, two_days_ago))
-    with cache.scratch_folder(tmp_path):
-        pass
+    with cache.scratch_folder(tmp_path) as scratch:
+        assert scratch.exists()
     assert not old.exists()
     assert recent.exists()
 
@@ -192,12 +244,13 @@ def test_cache_folder_order(monkeypatch: pytest.MonkeyPatch) -> None:
     assert cache.cache_folder() == Path.home() / ".cache/outrider"
 
 
-def test_interrupt_ends_the_download_process(tmp_path: Path) -> None:
+@pytest.mark.parametrize("interruption", [KeyboardInterrupt(), SystemExit(143)])
+def test_interrupt_ends_the_download_process(tmp_path: Path, interruption: BaseException) -> None:
     def interrupt(size: int) -> None:
-        raise KeyboardInterrupt
+        raise interruption
 
     command = [sys.executable, "-c", "import time; time.sleep(600)"]
-    with (tmp_path / "log").open("wb") as log, pytest.raises(KeyboardInterrupt):
+    with (tmp_path / "log").open("wb") as log, pytest.raises(type(interruption)):
         pull._wait(command, log.fileno(), tmp_path, interrupt)  # waits for the process, so returning means it is gone
 
 

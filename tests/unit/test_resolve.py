@@ -8,7 +8,7 @@ from typing import Any
 import huggingface_hub
 import pytest
 
-from outrider.errors import FetchError, ModelError
+from outrider.errors import ConfigError, FetchError, ModelError
 from outrider.models import resolve as module
 from outrider.models.resolve import ModelFiles, resolve
 
@@ -56,6 +56,28 @@ def test_pickled_file_is_refused(tmp_path: Path) -> None:
 @pytest.mark.parametrize("ref", ["./absent", "/absent/model", "~/absent", "absent.gguf"])
 def test_path_that_does_not_exist_is_not_looked_up_on_the_hub(ref: str) -> None:
     with pytest.raises(ModelError, match="the path does not exist"):
+        resolve(ref)
+
+
+def test_home_of_nobody() -> None:
+    with pytest.raises(ModelError, match="'~nosuchuser/m' cannot be looked up: Could not determine home"):
+        resolve("~nosuchuser/m")
+
+
+def test_refusal_of_a_folder_is_passed_on_as_it_is(tmp_path: Path) -> None:
+    with pytest.raises(ModelError, match=f"^'{tmp_path}' has no") as caught:
+        resolve(str(tmp_path))
+    assert "cannot be looked up" not in str(caught.value)
+
+
+def test_path_objects_are_taken(tmp_path: Path) -> None:
+    folder = make(tmp_path, "a.gguf")
+    assert resolve(folder) == resolve(str(folder))
+
+
+@pytest.mark.parametrize("ref", [None, 5, b"smollm2-135m", ["a"]])
+def test_what_is_neither_text_nor_path(ref: Any) -> None:
+    with pytest.raises(ConfigError, match=r"must be text or a path"):
         resolve(ref)
 
 

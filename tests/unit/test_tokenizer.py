@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import json
 import logging
 from pathlib import Path
@@ -163,7 +164,7 @@ def stored_files(files: ModelFiles) -> list[str]:
 
 
 def forbid_conversion(monkeypatch: pytest.MonkeyPatch) -> None:
-    def fail(file: object) -> None:
+    def fail(*_: object) -> None:
         pytest.fail("converted again")
 
     monkeypatch.setattr(store, "_convert", fail)
@@ -180,12 +181,29 @@ def test_gguf_tokenizer_is_converted_once(gguf_files: ModelFiles, monkeypatch: p
     assert second.encode("<s>hi hi") == first.encode("<s>hi hi")
 
 
-def test_unreadable_stored_tokenizer_is_made_again(gguf_files: ModelFiles) -> None:
+@pytest.mark.parametrize("name", ["tokenizer.json", "tokenizer_config.json"])
+@pytest.mark.parametrize("content", ["{", "[]", "{}", "null", "3"])
+def test_unreadable_stored_tokenizer_is_made_again(gguf_files: ModelFiles, name: str, content: str) -> None:
     vocab = load_tokenizer(gguf_files).vocab
-    (stored,) = (gguf_files.folder / "cache").rglob("tokenizer.json")
-    stored.write_text("{")
+    (stored,) = (gguf_files.folder / "cache").rglob(name)
+    stored.write_text(content)
     assert load_tokenizer(gguf_files).vocab == vocab
-    assert json.loads(stored.read_text())
+
+
+def test_code_beside_a_gguf_never_runs_unasked(gguf_files: ModelFiles, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("sys.stdin", io.StringIO("y\n" * 9))
+    folder = gguf_files.folder
+    (folder / "own.py").write_text(f"open({str(folder / 'marker')!r}, 'w').close()\nclass Own: pass\n")
+    auto_map = {"AutoTokenizer": ["own.Own", None]}
+    (folder / "tokenizer_config.json").write_text(json.dumps({"tokenizer_class": "Own", "auto_map": auto_map}))
+    with pytest.raises(ModelError, match="--trust-remote-code"):
+        load_tokenizer(gguf_files)
+    assert not (folder / "marker").exists()
+
+
+def test_cache_folder_name_too_long_costs_only_time(gguf_files: ModelFiles, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("OUTRIDER_CACHE", str(gguf_files.folder / ("x" * 300)))
+    assert load_tokenizer(gguf_files).eos_ids == {2, 3}
 
 
 def test_cache_that_cannot_be_written_costs_only_time(gguf_files: ModelFiles, monkeypatch: pytest.MonkeyPatch) -> None:

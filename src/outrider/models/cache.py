@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import errno
+import fcntl
 import os
 import shutil
 import tempfile
@@ -23,18 +24,27 @@ _STALE_SECONDS = 24 * 3600.0
 
 
 def cache_folder() -> Path:
-    """``$OUTRIDER_CACHE``, else ``$XDG_CACHE_HOME/outrider``, else ``~/.cache/outrider``; not created."""
-    if own := os.environ.get(CACHE_VARIABLE):
-        return Path(own).expanduser()
-    if shared := os.environ.get("XDG_CACHE_HOME"):
-        return Path(shared).expanduser() / "outrider"
-    return Path.home() / ".cache" / "outrider"
+    """``$OUTRIDER_CACHE``, else ``$XDG_CACHE_HOME/outrider``, else ``~/.cache/outrider``; not created.
+
+    Raises ``FetchError`` for a ``~`` that stands for nobody's home.
+    """
+    own, shared = os.environ.get(CACHE_VARIABLE), os.environ.get("XDG_CACHE_HOME")
+    folder = Path(own) if own else Path(shared or "~/.cache") / "outrider"
+    try:
+        return folder.expanduser()
+    except RuntimeError as error:
+        raise FetchError(
+            f"the cache folder {folder} has no place: {error}; set {CACHE_VARIABLE} to a folder"
+        ) from error
 
 
 def free_bytes(folder: Path) -> int:
-    """Free disk space where ``folder`` is, or will be once created."""
-    existing = next(path for path in (folder, *folder.parents) if path.exists())
-    return shutil.disk_usage(existing).free
+    """Free disk space where ``folder`` is, or will be once created. Raises ``FetchError``."""
+    try:
+        existing = next(path for path in (folder, *folder.parents) if path.exists())
+        return shutil.disk_usage(existing).free
+    except (OSError, ValueError) as error:
+        raise FetchError(cannot_use(folder, error)) from error
 
 
 def require_space(folder: Path, needed: int) -> None:
@@ -61,7 +71,7 @@ def scratch_folder(parent: Path, needed: int = 0) -> Iterator[Path]:
     try:
         parent.mkdir(parents=True, exist_ok=True)
         _sweep(parent)
-        scratch = Path(tempfile.mkdtemp(prefix=_SCRATCH_PREFIX, dir=parent))
+        scratch, lock = _own_scratch(parent)
     except OSError as error:
         raise FetchError(_cannot_write(parent, error)) from error
     try:
@@ -74,14 +84,50 @@ def scratch_folder(parent: Path, needed: int = 0) -> Iterator[Path]:
         raise FetchError(_cannot_write(parent, error)) from error
     finally:
         shutil.rmtree(scratch, ignore_errors=True)
+        os.close(lock)
+
+
+def _own_scratch(parent: Path) -> tuple[Path, int]:
+    """A new folder, and the open handle whose lock says that its owner lives: it goes with the process, however."""
+    while True:
+        scratch = Path(tempfile.mkdtemp(prefix=_SCRATCH_PREFIX, dir=parent))
+        with suppress(FileNotFoundError):
+            lock = os.open(scratch, os.O_RDONLY)
+            with suppress(OSError):  # a file system without locks: age decides there
+                fcntl.flock(lock, fcntl.LOCK_EX)
+            if scratch.exists():
+                return scratch, lock
+            os.close(lock)
+        # Another process swept it away before the lock was on: take another.
 
 
 def _sweep(parent: Path) -> None:
-    """Remove what a killed process left; a day is longer than any fetch that still runs."""
+    """Remove what killed processes left."""
     for scratch in parent.glob(_SCRATCH_PREFIX + "*"):
-        with suppress(FileNotFoundError):
-            if time.time() - scratch.stat().st_mtime > _STALE_SECONDS:
-                shutil.rmtree(scratch, ignore_errors=True)
+        with suppress(OSError):
+            lock = os.open(scratch, os.O_RDONLY)
+            try:
+                if _is_abandoned(lock):
+                    shutil.rmtree(scratch, ignore_errors=True)
+            finally:
+                os.close(lock)
+
+
+def _is_abandoned(lock: int) -> bool:
+    try:
+        fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return False
+    except OSError:
+        # No locks on this file system: a day is longer than any fetch that still runs.
+        return time.time() - os.fstat(lock).st_mtime > _STALE_SECONDS
+    return True
+
+
+def cannot_use(folder: Path, error: Exception) -> str:
+    """The one wording for a cache folder that cannot even be looked at."""
+    reason = getattr(error, "strerror", None) or error
+    return f"the cache folder {folder} cannot be used: {reason}; set {CACHE_VARIABLE} to another folder"
 
 
 def _cannot_write(folder: Path, error: OSError) -> str:

@@ -28,7 +28,8 @@ def read_config(files: ModelFiles, *, trust_remote_code: bool = False) -> Pretra
     """The model's Transformers configuration. Raises ``ModelError``."""
     from transformers import AutoConfig
 
-    source: dict[str, Any] = {}
+    # Never left out: without an answer, Transformers would ask on the terminal and obey what stdin holds.
+    source: dict[str, Any] = {"trust_remote_code": trust_remote_code}
     if files.gguf is not None:
         gguf = open_gguf(files.gguf)
         if is_known(gguf):
@@ -36,14 +37,22 @@ def read_config(files: ModelFiles, *, trust_remote_code: bool = False) -> Pretra
         source["gguf_file"] = files.gguf.name
     else:
         read_json(files.folder / "config.json")
-    if trust_remote_code:
-        source["trust_remote_code"] = True
     try:
         with quiet_transformers():
             return AutoConfig.from_pretrained(files.folder, local_files_only=True, **source)
     except Exception as error:
         # Each configuration class validates its own fields with its own kinds of error.
-        raise ModelError(f"{files.name}: Transformers cannot read its configuration: {first_line(error)}") from error
+        raise transformers_error(files.name, "Transformers cannot read its configuration", error) from error
+
+
+def transformers_error(name: str, failed: str, error: Exception) -> ModelError:
+    """What Transformers raised as our one line; says how to allow a model's own code when that is what it lacks."""
+    if "custom code" in str(error) and "trust_remote_code" in str(error):
+        return ModelError(
+            f"{name}: it needs Python code of its own to be run, which is not allowed; if you trust the code, "
+            "allow it with --trust-remote-code (trust_remote_code=True)"
+        )
+    return ModelError(f"{name}: {failed}: {first_line(error)}")
 
 
 def read_tensors(files: ModelFiles, dtype: torch.dtype) -> Iterator[tuple[str, torch.Tensor]]:

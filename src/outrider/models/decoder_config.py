@@ -79,10 +79,10 @@ class DecoderConfig:
         heads = int(config.num_attention_heads)
         head_dim = int(getattr(config, "head_dim", None) or config.hidden_size // heads)
         kv_heads = int(getattr(config, "num_key_value_heads", None) or heads)
-        if heads % kv_heads or head_dim % 2:
+        if min(heads, kv_heads, head_dim) < 1 or heads % kv_heads or head_dim % 2:
             raise CapabilityError(
-                f"num_attention_heads={heads}, num_key_value_heads={kv_heads}, head_dim={head_dim} do not fit: heads "
-                "must divide evenly among KV heads and head_dim must be even; use another runner"
+                f"num_attention_heads={heads}, num_key_value_heads={kv_heads}, head_dim={head_dim} do not fit: all "
+                "must be 1 or more, heads must divide evenly among KV heads and head_dim be even; use another runner"
             )
         gemma = family == "gemma3_text"
         local, window = _windows(config)

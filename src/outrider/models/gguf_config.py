@@ -8,7 +8,9 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
+from outrider.config import is_whole
 from outrider.errors import ModelError
+from outrider.models.gguf_metadata import Metadata
 from outrider.models.gguf_names import ARCHITECTURES
 from outrider.models.quiet import first_line
 
@@ -45,41 +47,45 @@ def _describe(file: GGUFFile) -> tuple[str, dict[str, Any]]:
     architecture = str(file.metadata.get("general.architecture"))
     if not is_known(file):
         raise ModelError(f"{file.path}: architecture {architecture!r} is none of {', '.join(ARCHITECTURES)}")
-    reader = _Metadata(file, architecture)
+    reader = Metadata(file, architecture)
     values = _common(reader)
     if architecture == "gemma3":
         return "gemma3_text", values | _gemma(reader, values)
-    if architecture == "llama" and (window := reader.optional("attention.sliding_window")):
-        return "mistral", values | {"sliding_window": window}
+    if architecture == "llama" and reader.optional("attention.sliding_window"):
+        return "mistral", values | {"sliding_window": reader.whole("attention.sliding_window")}
     if architecture == "llama":
         return "llama", values | {"attention_bias": "blk.0.attn_q.bias" in file.tensors}
     return architecture, values
 
 
 def gguf_eos_ids(file: GGUFFile) -> frozenset[int]:
-    """Tokens that end a text (``eos``), a turn (``eot``) or a message (``eom``)."""
+    """Tokens that end a text (``eos``), a turn (``eot``) or a message (``eom``). Raises ``ModelError``."""
     keys = (f"tokenizer.ggml.{name}_token_id" for name in ("eos", "eot", "eom"))
-    return frozenset(int(file.metadata[key]) for key in keys if key in file.metadata)
+    found = {key: file.metadata[key] for key in keys if key in file.metadata}
+    for key, value in found.items():
+        if not is_whole(value) or int(value) < 0:
+            raise ModelError(f"{file.path}: metadata {key!r} is {value!r}, not a token id")
+    return frozenset(int(value) for value in found.values())
 
 
-def _common(reader: _Metadata) -> dict[str, Any]:
+def _common(reader: Metadata) -> dict[str, Any]:
     tensors, metadata = reader.file.tensors, reader.file.metadata
     embedding = tensors.get("token_embd.weight")
     if embedding is None:
         raise ModelError(f"{reader.file.path} has no tensor 'token_embd.weight'; it is not a language model")
-    heads = int(reader.required("attention.head_count"))
-    width = int(reader.required("embedding_length"))
-    head_dim = int(reader.optional("attention.key_length") or reader.optional("rope.dimension_count") or width // heads)
+    heads = reader.whole("attention.head_count")
+    width = reader.whole("embedding_length")
+    head_dim = reader.whole("attention.key_length", reader.whole("rope.dimension_count", width // heads))
     return {
         "vocab_size": embedding.shape[0],
         "hidden_size": width,
-        "intermediate_size": int(reader.required("feed_forward_length")),
-        "num_hidden_layers": int(reader.required("block_count")),
+        "intermediate_size": reader.whole("feed_forward_length"),
+        "num_hidden_layers": _layers(reader),
         "num_attention_heads": heads,
-        "num_key_value_heads": int(reader.optional("attention.head_count_kv") or heads),
+        "num_key_value_heads": reader.whole("attention.head_count_kv", heads),
         "head_dim": head_dim,
-        "rms_norm_eps": float(reader.required("attention.layer_norm_rms_epsilon")),
-        "max_position_embeddings": int(reader.required("context_length")),
+        "rms_norm_eps": reader.real("attention.layer_norm_rms_epsilon"),
+        "max_position_embeddings": reader.whole("context_length"),
         "rope_parameters": _rope(reader, head_dim),
         "tie_word_embeddings": "output.weight" not in tensors,
         "bos_token_id": metadata.get("tokenizer.ggml.bos_token_id"),
@@ -88,11 +94,19 @@ def _common(reader: _Metadata) -> dict[str, Any]:
     }
 
 
-def _gemma(reader: _Metadata, values: dict[str, Any]) -> dict[str, Any]:
+def _layers(reader: Metadata) -> int:
+    """Checked against the tensors, since configurations hold one entry a layer and a file may claim billions."""
+    layers, tensors = reader.whole("block_count"), len(reader.file.tensors)
+    if layers > tensors:
+        raise ModelError(f"{reader.file.path}: block_count is {layers}, but it has only {tensors} tensors")
+    return layers
+
+
+def _gemma(reader: Metadata, values: dict[str, Any]) -> dict[str, Any]:
     heads, width = values["num_attention_heads"], values["hidden_size"]
     scale = width // heads if values["num_hidden_layers"] == _GEMMA_27B_LAYERS else values["head_dim"]
     return {
-        "sliding_window": int(reader.required("attention.sliding_window")),
+        "sliding_window": reader.whole("attention.sliding_window"),
         "query_pre_attn_scalar": scale,
         # Only full-attention layers use the file's base and scaling; window layers keep gemma3's own 10,000.
         "rope_parameters": {
@@ -102,8 +116,8 @@ def _gemma(reader: _Metadata, values: dict[str, Any]) -> dict[str, Any]:
     }
 
 
-def _rope(reader: _Metadata, head_dim: int) -> dict[str, Any]:
-    theta = float(reader.optional("rope.freq_base") or 10_000.0)
+def _rope(reader: Metadata, head_dim: int) -> dict[str, Any]:
+    theta = reader.real("rope.freq_base", 10_000.0)
     kind = reader.optional("rope.scaling.type") or "none"
     if "rope_freqs.weight" in reader.file.tensors:
         return _llama3_rope(reader.file, theta, head_dim)
@@ -114,10 +128,10 @@ def _rope(reader: _Metadata, head_dim: int) -> dict[str, Any]:
     scaled: dict[str, Any] = {
         "rope_type": kind,
         "rope_theta": theta,
-        "factor": float(reader.required("rope.scaling.factor")),
+        "factor": reader.real("rope.scaling.factor"),
     }
-    if original := reader.optional("rope.scaling.original_context_length"):
-        scaled["original_max_position_embeddings"] = int(original)
+    if reader.optional("rope.scaling.original_context_length"):
+        scaled["original_max_position_embeddings"] = reader.whole("rope.scaling.original_context_length")
     return scaled
 
 
@@ -127,7 +141,11 @@ def _llama3_rope(file: GGUFFile, theta: float, head_dim: int) -> dict[str, Any]:
     from transformers import LlamaConfig
     from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
 
+    no_rule = f"{file.path}: its rotary frequency factors follow no rule known here; use the safetensors model"
     divisors = file.read("rope_freqs.weight", torch.float32)
+    # Compared before anything of size head_dim is made, since the file may say any size.
+    if divisors.shape != (head_dim // 2,) or not (divisors.isfinite() & (divisors > 0)).all():
+        raise ModelError(no_rule)
     rule = {
         "rope_type": "llama3",
         "rope_theta": theta,
@@ -139,27 +157,6 @@ def _llama3_rope(file: GGUFFile, theta: float, head_dim: int) -> dict[str, Any]:
     config = LlamaConfig(head_dim=head_dim, hidden_size=head_dim, num_attention_heads=1, rope_parameters=dict(rule))
     frequencies, _ = ROPE_INIT_FUNCTIONS["llama3"](config, torch.device("cpu"))
     plain = theta ** -(torch.arange(0, head_dim, 2, dtype=torch.float32) / head_dim)
-    if divisors.shape != plain.shape or not torch.allclose(plain / frequencies, divisors, rtol=1e-3):
-        raise ModelError(
-            f"{file.path}: its rotary frequency factors follow no rule known here; use the safetensors model"
-        )
+    if not torch.allclose(plain / frequencies, divisors, rtol=1e-3):
+        raise ModelError(no_rule)
     return rule
-
-
-class _Metadata:
-    """Metadata under the architecture's prefix."""
-
-    def __init__(self, file: GGUFFile, architecture: str) -> None:
-        self.file = file
-        self._prefix = architecture + "."
-
-    def optional(self, key: str) -> int | float | str | None:
-        if self._prefix + key in self.file.arrays:
-            raise ModelError(f"{self.file.path}: {self._prefix + key} differs by layer, which is not supported")
-        return self.file.metadata.get(self._prefix + key)
-
-    def required(self, key: str) -> int | float | str:
-        value = self.optional(key)
-        if value is None:
-            raise ModelError(f"{self.file.path} is incomplete: metadata {self._prefix + key!r} is missing")
-        return value

@@ -10,6 +10,7 @@ import re
 from typing import TYPE_CHECKING
 
 from outrider.errors import ModelError
+from outrider.models.gguf_metadata import Metadata
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -81,9 +82,12 @@ def _restore(file: GGUFFile, architecture: str, name: str, tensor: torch.Tensor)
         # in float32, as stored: bfloat16 near 1 has steps of 1/128, and the subtraction would keep that error
         return (file.read(name, _float32()) - 1).to(tensor.dtype)
     if architecture == "llama" and (".attn_q." in name or ".attn_k." in name):
-        heads = int(file.metadata["llama.attention.head_count"])
+        metadata = Metadata(file, architecture)
+        heads = metadata.whole("attention.head_count")
         if ".attn_k." in name:
-            heads = int(file.metadata.get("llama.attention.head_count_kv", heads))
+            heads = metadata.whole("attention.head_count_kv", heads)
+        if tensor.shape[0] % (2 * heads):
+            raise ModelError(f"{file.path}: the {tensor.shape[0]} rows of {name!r} are no pairs for {heads} heads")
         return unpermute(tensor, heads)
     return tensor
 

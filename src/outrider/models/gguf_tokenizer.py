@@ -13,7 +13,8 @@ from typing import TYPE_CHECKING
 
 from outrider.errors import FetchError, ModelError
 from outrider.models.cache import cache_folder, scratch_folder
-from outrider.models.quiet import first_line, quiet_transformers
+from outrider.models.checkpoint import transformers_error
+from outrider.models.quiet import quiet_transformers
 
 if TYPE_CHECKING:
     from contextlib import AbstractContextManager
@@ -26,19 +27,21 @@ if TYPE_CHECKING:
 _SLOW_TOKENS = 20_000
 
 
-def gguf_tokenizer(file: GGUFFile, *, progress: bool = True) -> PreTrainedTokenizerFast:
+def gguf_tokenizer(
+    file: GGUFFile, *, progress: bool = True, trust_remote_code: bool = False
+) -> PreTrainedTokenizerFast:
     """Load the stored conversion, or convert and store. Raises ``ModelError``."""
     if "tokenizer.ggml.tokens" not in file.arrays:
         raise ModelError(f"{file.path} holds no tokenizer; use a file made with one, or the safetensors model")
     folder = _stored_at(file)
-    if folder.is_dir():
-        try:
+    try:
+        if folder.is_dir():
             return _load(folder)
-        except (OSError, ValueError, KeyError, TypeError):
-            # A stored copy that cannot be read is only a lost cache: make it again.
-            shutil.rmtree(folder, ignore_errors=True)
+    except Exception:
+        # A stored copy that cannot be read, in whatever way, is only a lost cache: make it again.
+        shutil.rmtree(folder, ignore_errors=True)
     with _notice(file, progress):
-        tokenizer = _convert(file)
+        tokenizer = _convert(file, trust_remote_code)
     _store(tokenizer, folder)
     return tokenizer
 
@@ -56,18 +59,24 @@ def _load(folder: Path) -> PreTrainedTokenizerFast:
     from transformers import AutoTokenizer
 
     with quiet_transformers():
-        return AutoTokenizer.from_pretrained(folder, local_files_only=True)
+        return AutoTokenizer.from_pretrained(folder, local_files_only=True, trust_remote_code=False)
 
 
-def _convert(file: GGUFFile) -> PreTrainedTokenizerFast:
+def _convert(file: GGUFFile, trust_remote_code: bool) -> PreTrainedTokenizerFast:
     from transformers import AutoTokenizer
 
     try:
         with quiet_transformers():
-            return AutoTokenizer.from_pretrained(file.path.parent, gguf_file=file.path.name, local_files_only=True)
+            # The file's folder may hold other files, with code; the conversion reads those too.
+            return AutoTokenizer.from_pretrained(
+                file.path.parent,
+                gguf_file=file.path.name,
+                local_files_only=True,
+                trust_remote_code=trust_remote_code,
+            )
     except Exception as error:
         # The converter trusts the file's lists; a broken one fails wherever it is first used.
-        raise ModelError(f"{file.path}: Transformers cannot read its tokenizer: {first_line(error)}") from error
+        raise transformers_error(str(file.path), "Transformers cannot read its tokenizer", error) from error
 
 
 def _store(tokenizer: PreTrainedTokenizerFast, folder: Path) -> None:

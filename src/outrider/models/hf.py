@@ -14,10 +14,11 @@ import torch
 
 from outrider.errors import ModelError
 from outrider.models.base import Capabilities, Feed, Scores
+from outrider.models.checkpoint import transformers_error
 from outrider.models.quiet import first_line, quiet_transformers
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
+    from collections.abc import Collection, Iterator, Mapping, Sequence
 
     from outrider.models.resolve import ModelFiles
 
@@ -69,12 +70,18 @@ class HFRunner:
             with quiet_transformers():
                 from transformers import AutoModelForCausalLM
 
-                model = AutoModelForCausalLM.from_pretrained(
-                    files.folder, dtype=dtype, local_files_only=True, trust_remote_code=trust_remote_code, **source
+                model, report = AutoModelForCausalLM.from_pretrained(
+                    files.folder,
+                    dtype=dtype,
+                    local_files_only=True,
+                    trust_remote_code=trust_remote_code,
+                    output_loading_info=True,
+                    **source,
                 )
         except Exception as error:
             # Checkpoints of other architectures fail in as many ways as there are architectures.
-            raise ModelError(f"{name}: Transformers could not load it: {first_line(error)}") from error
+            raise transformers_error(name, "Transformers could not load it", error) from error
+        _refuse_partial(name, report)
         return cls(model, max_num_seqs, max_model_len, name)
 
     def open(self, sequence_id: int) -> None:
@@ -175,6 +182,28 @@ class HFRunner:
                 f"{self.name}: {type(self._model).__name__} does not keep its context in the cache it is given"
             )
         return "truncate", logits_TV.shape[-1]
+
+
+def _refuse_partial(name: str, report: Mapping[str, Any]) -> None:
+    """Weights that were made up or left out would be a different model. ``report`` knows of tied weights."""
+    if missing := report["missing_keys"]:
+        raise ModelError(f"{name} is incomplete: its files lack {_first(missing)}; fetch the model again")
+    if unused := report["unexpected_keys"]:
+        raise ModelError(
+            f"{name}: its files hold {_first(unused)}, which has no place in the model that config.json describes; "
+            "use the config.json that belongs to the weights"
+        )
+    if mismatched := report["mismatched_keys"]:
+        key, stored, expected = min(mismatched)
+        raise ModelError(
+            f"{name}: {key!r} has shape {tuple(stored)} in its files, but config.json asks for {tuple(expected)}; "
+            "use the config.json that belongs to the weights"
+        )
+
+
+def _first(keys: Collection[str]) -> str:
+    others = f" and {len(keys) - 1} more" if len(keys) > 1 else ""
+    return f"tensor {min(keys)!r}{others}"
 
 
 def _copy_layers(slot: _Slot) -> list[Any]:

@@ -6,14 +6,18 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from outrider.config import check_dtype, is_whole
-from outrider.errors import ConfigError, ModelError
+from outrider.errors import ConfigError, ModelError, OutriderError
+from outrider.models.quiet import first_line
 from outrider.models.resolve import ModelFiles, resolve
 
 if TYPE_CHECKING:
+    from os import PathLike
+
     import torch
     from transformers import PretrainedConfig
 
     from outrider.models.base import TargetRunner
+    from outrider.models.decoder import DecoderConfig
     from outrider.models.tokenizer import Tokenizer
 
 __all__ = ["LoadedModel", "ModelFiles", "load_runner"]
@@ -32,16 +36,16 @@ class LoadedModel:
 
 
 def load_runner(
-    ref: str,
+    ref: str | PathLike[str],
     *,
     dtype: str = "bfloat16",
     max_num_seqs: int = 8,
     max_model_len: int | None = None,
-    longest: int = DEFAULT_MODEL_LEN,
+    longest: int | None = None,
     trust_remote_code: bool = False,
 ) -> LoadedModel:
-    """Load a demo name, folder, GGUF file or Hub id; ``max_model_len`` defaults to the model's own, up to ``longest``.
-
+    """Load a demo name, folder, GGUF file or Hub id; ``max_model_len`` defaults to the model's own, up to ``longest``
+    (``DEFAULT_MODEL_LEN`` unless given; when given, it also serves a model that does not say how long it is).
     Raises ``ConfigError``, ``ModelError`` or ``FetchError``; settings are checked before weights are read.
     """
     import torch
@@ -52,7 +56,7 @@ def load_runner(
     torch_dtype: torch.dtype = getattr(torch, check_dtype(dtype))
     files = resolve(ref, trust_remote_code=trust_remote_code)
     config = read_config(files, trust_remote_code=trust_remote_code)
-    length = model_length(config, max_model_len, ref, longest)
+    length = model_length(config, max_model_len, files.name, longest)
     tokenizer = load_tokenizer(files, trust_remote_code=trust_remote_code)
     runner = _runner(
         files,
@@ -65,13 +69,16 @@ def load_runner(
     return LoadedModel(runner, tokenizer, files)
 
 
-def model_length(config: PretrainedConfig, wanted: int | None, name: str, longest: int = DEFAULT_MODEL_LEN) -> int:
+def model_length(config: PretrainedConfig, wanted: int | None, name: str, longest: int | None = None) -> int:
     """The slot length to use. Raises ``ConfigError`` when more is wanted than the model was made for."""
     limit = getattr(config.get_text_config(), "max_position_embeddings", None)
+    if limit is not None and (not is_whole(limit) or limit < 1):
+        raise ModelError(f"{name}: max_position_embeddings={limit!r} is no context length; mend its config.json")
     if wanted is None:
-        if limit is None:
+        if limit is None and longest is None:
             raise ModelError(f"{name} does not say how long its context is; set max_model_len")
-        return min(int(limit), longest)
+        ceiling = DEFAULT_MODEL_LEN if longest is None else longest
+        return ceiling if limit is None else min(int(limit), ceiling)
     if not is_whole(wanted) or wanted < 1:
         raise ConfigError(f"max_model_len={wanted!r} must be a whole number, 1 or more")
     if limit is not None and wanted > limit:
@@ -90,12 +97,12 @@ def _runner(
 ) -> TargetRunner:
     from outrider.models import decoder
 
-    # Quantised checkpoints hold packed integers that only Transformers' own modules understand.
-    if decoder.supports(config) and getattr(config, "quantization_config", None) is None:
+    own = _decoder_config(config, files.name)
+    if own is not None:
         from outrider.models.checkpoint import read_tensors
 
         return decoder.DecoderRunner.load(
-            decoder.DecoderConfig.from_hf(config),
+            own,
             read_tensors(files, dtype),
             dtype=dtype,
             max_num_seqs=max_num_seqs,
@@ -112,3 +119,20 @@ def _runner(
         trust_remote_code=trust_remote_code,
         name=files.name,
     )
+
+
+def _decoder_config(config: PretrainedConfig, name: str) -> DecoderConfig | None:
+    """What our decoder needs; None when another runner must serve the model. Raises ``ModelError``."""
+    from outrider.models import decoder
+
+    # Quantised checkpoints hold packed integers that only Transformers' own modules understand.
+    if getattr(config, "quantization_config", None) is not None:
+        return None
+    try:
+        return decoder.DecoderConfig.from_hf(config) if decoder.supports(config) else None
+    except OutriderError:
+        raise
+    except (ValueError, TypeError, ArithmeticError, LookupError, AttributeError) as error:
+        # Transformers checks only some of the types that config.json may get wrong.
+        detail = f"{type(error).__name__}: {first_line(error)}"
+        raise ModelError(f"{name}: its configuration has an unusable value ({detail}); mend its config.json") from error

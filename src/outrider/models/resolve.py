@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import os
 import re
 from dataclasses import dataclass
 from pathlib import Path
 
-from outrider.errors import FetchError, ModelError, OutriderError
+from outrider.errors import ConfigError, FetchError, ModelError, OutriderError
 from outrider.models.pull import pull
 from outrider.models.quiet import first_line
 from outrider.models.registry import DEMO_MODELS, known_names
@@ -29,22 +30,26 @@ class ModelFiles:
     gguf: Path | None = None
 
 
-def resolve(ref: str, *, trust_remote_code: bool = False, progress: bool = True) -> ModelFiles:
+def resolve(ref: str | os.PathLike[str], *, trust_remote_code: bool = False, progress: bool = True) -> ModelFiles:
     """A demo name, a folder, a ``.gguf`` file or a Hub id (``org/name``), fetched when it is not here yet.
 
     ``trust_remote_code`` also fetches the model's own Python files. Raises ``ModelError`` for something that is no
-    usable model and ``FetchError`` for one that cannot be fetched.
+    usable model, ``FetchError`` for one that cannot be fetched and ``ConfigError`` for what is neither text nor path.
     """
+    ref = _as_text(ref)
     if ref in DEMO_MODELS:
         path = pull(ref, progress=progress)
         return ModelFiles(ref, path.parent, path)
-    local = Path(ref).expanduser()
     try:
+        local = Path(ref).expanduser()
         if ref and local.is_dir():
             return _from_folder(ref, local)
         if local.is_file():
             return _from_file(ref, local)
-    except (OSError, ValueError) as error:
+    except OutriderError:
+        raise
+    except (OSError, ValueError, RuntimeError) as error:
+        # RuntimeError: "~name" of a user who does not exist.
         raise ModelError(
             f"model {ref[:60]!r} cannot be looked up: {getattr(error, 'strerror', None) or first_line(error)}"
         ) from None
@@ -56,6 +61,15 @@ def resolve(ref: str, *, trust_remote_code: bool = False, progress: bool = True)
         f"unknown model {ref!r}; use a demo model ({known_names()}), a folder with config.json and *.safetensors, "
         "a .gguf file, or a Hub id such as 'org/name'"
     )
+
+
+def _as_text(model: object) -> str:
+    text = os.fspath(model) if isinstance(model, str | os.PathLike) else model
+    if not isinstance(text, str):
+        raise ConfigError(
+            f"model={model!r} must be text or a path; use a demo model ({known_names()}), a path or an id"
+        )
+    return text
 
 
 def _from_file(ref: str, path: Path) -> ModelFiles:

@@ -6,7 +6,7 @@ from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
 from outrider.errors import ModelError, RequestError
-from outrider.models.checkpoint import read_json
+from outrider.models.checkpoint import read_json, transformers_error
 from outrider.models.gguf_config import gguf_eos_ids
 from outrider.models.gguf_file import open_gguf
 from outrider.models.gguf_tokenizer import gguf_tokenizer
@@ -109,16 +109,19 @@ def load_tokenizer(files: ModelFiles, *, trust_remote_code: bool = False) -> Tok
     """The tokenizer of a model's files. Raises ``ModelError``."""
     if files.gguf is not None:
         file = open_gguf(files.gguf)
-        return Tokenizer(gguf_tokenizer(file), name=files.name, eos_ids=gguf_eos_ids(file))
+        return Tokenizer(
+            gguf_tokenizer(file, trust_remote_code=trust_remote_code), name=files.name, eos_ids=gguf_eos_ids(file)
+        )
     from transformers import AutoTokenizer
 
-    source = {"trust_remote_code": True} if trust_remote_code else {}
     try:
         with quiet_transformers():
-            tokenizer = AutoTokenizer.from_pretrained(files.folder, local_files_only=True, **source)
+            tokenizer = AutoTokenizer.from_pretrained(
+                files.folder, local_files_only=True, trust_remote_code=trust_remote_code
+            )
     except Exception as error:
         # Conversions of other formats fail in as many ways as there are formats.
-        raise ModelError(f"{files.name}: its tokenizer cannot be read: {first_line(error)}") from error
+        raise transformers_error(files.name, "its tokenizer cannot be read", error) from error
     return Tokenizer(tokenizer, name=files.name, eos_ids=_configured_eos_ids(files))
 
 
