@@ -12,7 +12,7 @@ from typer.testing import CliRunner
 
 from outrider import hardware
 from outrider.cli import doctor, pull
-from outrider.errors import FetchError
+from outrider.errors import ModelError
 from outrider.models.registry import DEMO_MODELS
 
 
@@ -75,5 +75,5 @@ def test_pull_prints_one_path_a_line(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_pull_knows_the_names_before_it_fetches(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("outrider.models.pull.pull", lambda name, check: pytest.fail("fetched"))
-    with pytest.raises(FetchError, match="'nope'"):
+    with pytest.raises(ModelError, match="'nope'"):
         pull.pull(["smollm2-135m", "nope"])

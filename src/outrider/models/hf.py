@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import copy
 import inspect
+import re
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Literal
 
@@ -81,7 +82,7 @@ class HFRunner:
         except Exception as error:
             # Checkpoints of other architectures fail in as many ways as there are architectures.
             raise transformers_error(name, "Transformers could not load it", error) from error
-        _refuse_partial(name, report)
+        _refuse_partial(name, report, model.state_dict())
         return cls(model, max_num_seqs, max_model_len, name)
 
     def open(self, sequence_id: int) -> None:
@@ -184,11 +185,20 @@ class HFRunner:
         return "truncate", logits_TV.shape[-1]
 
 
-def _refuse_partial(name: str, report: Mapping[str, Any]) -> None:
-    """Weights that were made up or left out would be a different model. ``report`` knows of tied weights."""
+def _is_one_more_layer(key: str, own: Collection[str]) -> bool:
+    """Whether ``a.b.7.c`` stands beside layers ``a.b.N`` that the model has."""
+    stack = re.match(r"(.*?\.)\d+\.", key)
+    return stack is not None and any(re.match(re.escape(stack[1]) + r"\d+\.", name) for name in own)
+
+
+def _refuse_partial(name: str, report: Mapping[str, Any], own: Collection[str]) -> None:
+    """Weights made up, or layers left out, would be a different model. ``report`` knows of tied weights.
+
+    Other extra tensors (a vision tower, say) are left aside, as Transformers does.
+    """
     if missing := report["missing_keys"]:
         raise ModelError(f"{name} is incomplete: its files lack {_first(missing)}; fetch the model again")
-    if unused := report["unexpected_keys"]:
+    if unused := [key for key in report["unexpected_keys"] if _is_one_more_layer(key, own)]:
         raise ModelError(
             f"{name}: its files hold {_first(unused)}, which has no place in the model that config.json describes; "
             "use the config.json that belongs to the weights"
