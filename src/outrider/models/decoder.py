@@ -13,7 +13,7 @@ from outrider.models.base import Capabilities, Feed, Scores
 from outrider.models.decoder_config import DecoderConfig, supports
 from outrider.models.decoder_weights import Layer, WeightReader, Weights
 from outrider.models.kv import KVSlots, allocate_kv
-from outrider.models.ops_torch import MIN_ROWS, LinearFactory, rms_norm
+from outrider.models.ops_torch import LinearFactory, padded_rows, rms_norm
 from outrider.models.rope import rotation_table
 from outrider.models.tile_probe import find_tile_rule
 from outrider.models.tiles import Span, TileRule
@@ -155,10 +155,10 @@ class DecoderRunner:
         return spans
 
     def _forward(self, feeds: Sequence[Feed], spans: Sequence[Span]) -> torch.Tensor:
-        """The residual stream after the last layer, ``(N, hidden)`` with N padded to MIN_ROWS."""
+        """The residual stream after the last layer, ``(N, hidden)`` with N padded."""
         tokens = [token for feed in feeds for token in feed.tokens]
         positions = [position for span in spans for position in range(span.start, span.end)]
-        padding = [0] * (MIN_ROWS - len(tokens))
+        padding = [0] * (padded_rows(len(tokens)) - len(tokens))
         where = torch.tensor(positions + padding)
         turns = {kind: turns_of_rows(self.config, table[where]) for kind, table in self._turns.items()}
         attention = StepAttention(self.config, self._rule, self._kv, spans, len(where), turns, self._dtype)
@@ -187,7 +187,7 @@ class DecoderRunner:
         """Logits and final hidden states of the wanted packed rows."""
         if not wanted:
             return state_ND.new_empty(0, self.vocab_size), state_ND.new_empty(0, self.config.hidden_size)
-        padded = wanted + [wanted[-1]] * (MIN_ROWS - len(wanted))
+        padded = wanted + [wanted[-1]] * (padded_rows(len(wanted)) - len(wanted))
         if padded != list(range(len(state_ND))):
             state_ND = state_ND.index_select(0, torch.tensor(padded))
         normed_ND = rms_norm(state_ND, self._weights.norm, self.config.norm_eps)

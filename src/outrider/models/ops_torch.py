@@ -6,7 +6,6 @@ Kernels here were chosen for one property before speed: a row's result does not 
 from __future__ import annotations
 
 from collections.abc import Callable
-from itertools import pairwise
 from typing import TYPE_CHECKING, Protocol
 
 import torch
@@ -21,7 +20,8 @@ MIN_ROWS = 4
 """Fewest rows a step may have: one row takes another kernel, and four run faster than two (prefetching)."""
 _MAX_ROWS = 256
 _HEAD_WIDTH = 32768
-_HEAD_ROWS = 40
+_HEAD_ROWS = 32
+_ROW_STEP = 16
 _TILE_ROWS = 8
 _VECTOR = 64
 _SERIAL_ELEMENTS = 32768
@@ -114,11 +114,13 @@ def _most_rows(weight_OI: torch.Tensor) -> int:
 
 
 def _by_blocks(most: int, product: Callable[..., torch.Tensor], *tensors: torch.Tensor) -> torch.Tensor:
-    """Run a product on at most ``most`` rows at a time; no block is left with fewer than MIN_ROWS."""
-    rows = len(tensors[0])
-    count = -(-rows // most)
-    bounds = [rows * i // count for i in range(count + 1)]
-    return torch.cat([product(*(t[a:b] for t in tensors)) for a, b in pairwise(bounds)])
+    """Run a product on at most ``most`` rows at a time; a padded number of rows leaves padded blocks."""
+    return torch.cat([product(*parts) for parts in zip(*(torch.split(t, most) for t in tensors), strict=True)])
+
+
+def padded_rows(rows: int) -> int:
+    """Rows to run for ``rows`` wanted: few sizes in all, since a kernel is compiled and kept for every size it meets."""
+    return max(rows, MIN_ROWS) if rows <= _ROW_STEP else -(-rows // _ROW_STEP) * _ROW_STEP
 
 
 class LinearFactory:
@@ -160,7 +162,7 @@ def _independent(linear: Linear, weight_OI: torch.Tensor) -> bool:
     x_NI = inputs_NI.to(weight_OI.dtype)
     if rows == _HEAD_ROWS:
         # Nothing is fused to a head.
-        return rows_are_independent(linear, (x_NI,), [4, 5, 7, 9, 17, 33])
+        return rows_are_independent(linear, (x_NI,), [4, 5, 7, 9, 17, 31])
     counts = [*range(MIN_ROWS, 13), 16, 17, 33, 128]
     gate_NO = linear(x_NI)
     return (
