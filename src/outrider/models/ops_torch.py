@@ -119,7 +119,7 @@ def _by_blocks(most: int, product: Callable[..., torch.Tensor], *tensors: torch.
 
 
 def padded_rows(rows: int) -> int:
-    """Rows to run for ``rows`` wanted: few sizes in all, since a kernel is compiled and kept for every size it meets."""
+    """Rows to run for ``rows`` wanted: few sizes in all, since a kernel is compiled and kept for every size."""
     return max(rows, MIN_ROWS) if rows <= _ROW_STEP else -(-rows // _ROW_STEP) * _ROW_STEP
 
 
