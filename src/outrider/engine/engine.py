@@ -123,9 +123,10 @@ class Engine:
 
     def collect(self, request_ids: Collection[str] | None = None) -> list[RequestOutput]:
         """Outputs of the requests (of those named) that ended since the last call; the engine forgets them."""
-        taken = [request for request in self._done if request_ids is None or request.id in request_ids]
-        outputs = [request.output() for request in taken]
-        self._done = [request for request in self._done if request not in taken]
+        wanted = {request.id for request in self._done} if request_ids is None else set(request_ids)
+        # Outputs first: if one cannot be made, none is forgotten.
+        outputs = [request.output() for request in self._done if request.id in wanted]
+        self._done = [request for request in self._done if request.id not in wanted]
         return outputs
 
     @property
