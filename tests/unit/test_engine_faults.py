@@ -99,6 +99,30 @@ def test_an_interrupted_commit_loses_no_token_and_no_count(after: int, monkeypat
         assert outputs[request].metrics.emitted == len(solo.outputs[0].token_ids)
 
 
+def test_an_interrupt_after_the_append_ends_what_has_ended(monkeypatch: pytest.MonkeyPatch) -> None:
+    engine = make_engine(RandomDrafter(VOCAB), k=3)
+    requests = [engine.add([1, 2, i], SEEDED) for i in range(3)]
+    commit = engine.runner.commit
+
+    def interrupted(sequence_id: int, length: int) -> None:
+        if any(sequence.finished for sequence in engine.running):
+            raise CtrlCError
+        commit(sequence_id, length)
+
+    monkeypatch.setattr(engine.runner, "commit", interrupted)
+    with pytest.raises(CtrlCError):
+        while engine.has_work:
+            engine.step()
+    monkeypatch.undo()
+    # One more request keeps the engine at work even if the interrupt came with the last sequence's end.
+    engine.add([3], GREEDY)
+    outputs = {output.request_id: output for output in engine.collect()} | run_all(engine)
+    for i, request in enumerate(requests):
+        solo = run_one(make_engine(k=0), [1, 2, i], SEEDED)
+        assert outputs[request].outputs == solo.outputs
+        assert outputs[request].metrics.emitted == len(solo.outputs[0].token_ids)
+
+
 class _Poisoned(ToyRunner):
     """Gives NaN for the sequence of id 1 from its third answer token on."""
 

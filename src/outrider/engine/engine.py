@@ -232,9 +232,9 @@ class Engine:
                 self._release(seq)
                 continue
             emitted = seq.append(each.tokens, each.logprobs)
-            self.runner.commit(seq.id, len(seq.tokens) - 1)
             trace = RoundTrace(seq.request_id, seq.id, self.drafter.name, len(draft.tokens), each.kept, emitted)
             self._requests[seq.request_id].counter.observe(trace, now)
+            self.runner.commit(seq.id, len(seq.tokens) - 1)
             rounds.append(trace)
             if seq.finished:
                 self._release(seq)
