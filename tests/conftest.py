@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+
+import pytest
 import torch
 from hypothesis import HealthCheck, settings
 
@@ -11,3 +14,12 @@ settings.register_profile(
 )
 settings.load_profile("outrider")
 torch.set_num_threads(min(2, torch.get_num_threads()))
+
+
+@pytest.fixture(params=["native", "torch"])
+def backend(request: pytest.FixtureRequest) -> Iterator[str]:
+    """Runs a test once on each of the decoder's backends that are here."""
+    from tests.unit.decoders import on
+
+    with on(request.param):
+        yield request.param

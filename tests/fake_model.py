@@ -48,11 +48,12 @@ class OtherBytes(ByteTokenizer):
 class FakeModels:
     """Stands in for ``load_runner``: "toy", "toy-draft" and two misfits; any other name takes the real way.
 
-    ``runners`` holds every runner made, the target's first.
+    ``runners`` holds every runner made, the target's first, and ``quantizations`` what each was asked for.
     """
 
     def __init__(self) -> None:
         self.runners: list[ToyRunner] = []
+        self.quantizations: list[str | None] = []
         self.runner_class: type[ToyRunner] = ToyRunner
 
     def load(
@@ -63,9 +64,11 @@ class FakeModels:
         max_num_seqs: int = 8,
         max_model_len: int | None = None,
         longest: int = LIMIT,
+        quantization: str | None = None,
         trust_remote_code: bool = False,
     ) -> LoadedModel:
         del dtype
+        self.quantizations.append(quantization)
         if ref not in ("toy", "toy-draft", "toy-other-tokenizer", "toy-recurrent"):
             resolve(ref, trust_remote_code=trust_remote_code)
         model = LetterModel(257, 2, seed=3, scale=1.0 if ref == "toy-draft" else 1.5)

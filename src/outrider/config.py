@@ -10,6 +10,7 @@ from outrider.errors import ConfigError
 
 Method = Literal["ngram", "draft_model"]
 VerifierName = Literal["auto", "coupled", "block", "standard"]
+Quantization = Literal["int8", "int8-dynamic", "gguf"]
 DTYPES = ("bfloat16", "float32")
 DEFAULT_MODEL = "smollm2-135m"
 DEFAULT_DTYPE = "bfloat16"
@@ -25,6 +26,8 @@ class SpeculativeConfig:
     """Draft model: a name, folder, GGUF file or Hub id (``method="draft_model"`` only)."""
     dtype: str | None = None
     """Draft model's own dtype; None means the target's."""
+    quantization: Quantization | None = None
+    """Draft model's own quantization (see ``LLM``); None means none, whatever the target's."""
     prompt_lookup_min: int | None = None
     prompt_lookup_max: int | None = None
     """Shortest and longest n-gram looked up (``method="ngram"`` only); 1 and 3 unless one of them says otherwise."""
@@ -39,7 +42,7 @@ class SpeculativeConfig:
                 "number, 0 or more (0 is plain decoding)"
             )
         if self.method == "ngram":
-            self._refuse("model", "dtype")
+            self._refuse("model", "dtype", "quantization")
             self._check_lookup()
         else:
             self._refuse("prompt_lookup_min", "prompt_lookup_max")
@@ -50,6 +53,7 @@ class SpeculativeConfig:
                 )
             if self.dtype is not None:
                 check_dtype(self.dtype, "speculative_config: dtype")
+            check_quantization(self.quantization, "speculative_config: quantization")
 
     @property
     def lookup_min(self) -> int:
@@ -114,6 +118,18 @@ def check_dtype(value: str, where: str = "dtype") -> str:
     if value not in DTYPES:
         raise ConfigError(f"{where}={value!r} is not supported; use {' or '.join(map(repr, DTYPES))}")
     return value
+
+
+def check_quantization(value: str | None, where: str = "quantization") -> Quantization | None:
+    """Refuse a word that is no way to store weights."""
+    known: dict[str, Quantization] = {word: word for word in get_args(Quantization)}
+    if value is None:
+        return None
+    if not isinstance(value, str) or value not in known:
+        raise ConfigError(
+            f"{where}={value!r} is unknown; use {', '.join(map(repr, known))} or None (as the dtype says)"
+        )
+    return known[value]
 
 
 def parse_speculative_config(

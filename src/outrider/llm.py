@@ -16,6 +16,7 @@ from outrider.config import (
     EngineConfig,
     SpeculativeConfig,
     check_dtype,
+    check_quantization,
     parse_speculative_config,
 )
 from outrider.control.fixed import FixedController
@@ -44,7 +45,13 @@ class LLM:
     """A target model with its drafter, ready to serve.
 
     ``speculative_config``: ``"auto"`` (n-gram lookup where the model's cache can be rolled back), None (plain
-    decoding), or vLLM's dictionary. Raises ConfigError for settings before anything is read, then ModelError,
+    decoding), or vLLM's dictionary.
+
+    ``quantization`` needs the native kernels and a model of our own decoder: "int8" (int8 weights, one scale an
+    output; activations in ``dtype``), "int8-dynamic" (int8 activations too: fastest), or "gguf" (a GGUF file's Q8_0,
+    Q4_0 and Q4_1 matrices as they are stored). None: weights in ``dtype``.
+
+    Raises ConfigError for settings before anything is read, then ModelError,
     FetchError or CapabilityError for models that cannot be had or do not go together.
     """
 
@@ -53,6 +60,7 @@ class LLM:
         model: str = DEFAULT_MODEL,
         *,
         dtype: str = DEFAULT_DTYPE,
+        quantization: str | None = None,
         speculative_config: SpeculativeArgument = "auto",
         max_model_len: int | None = None,
         max_num_seqs: int = EngineConfig.max_num_seqs,
@@ -63,10 +71,12 @@ class LLM:
         parse_speculative_config(speculative_config)
         self._config = EngineConfig(max_num_seqs, max_num_batched_tokens)
         self._dtype = check_dtype(dtype)
+        check_quantization(quantization)
         self._trust_remote_code = trust_remote_code
         self._loaded = load_runner(
             model,
             dtype=self._dtype,
+            quantization=quantization,
             max_num_seqs=max_num_seqs,
             max_model_len=max_model_len,
             trust_remote_code=trust_remote_code,

@@ -13,12 +13,15 @@ from outrider.errors import CapabilityError, ConfigError, ModelError
 from outrider.models.base import Feed, TargetRunner
 from outrider.models.checkpoint import read_config, read_tensors
 from outrider.models.decoder import DecoderConfig, DecoderRunner, supports
+from outrider.models.decoder_native import NativeForward
+from outrider.models.decoder_torch import TorchForward
+from outrider.models.forward import Forward
 from outrider.models.pull import is_pulled
 from outrider.models.quiet import quiet_transformers
 from outrider.models.registry import DEMO_MODELS
 from outrider.models.resolve import resolve
 from outrider.testing import RunnerContract
-from tests.unit.decoders import SMALL, VOCAB, families, load, random_weights, reference
+from tests.unit.decoders import SMALL, VOCAB, families, load, on, random_weights, reference
 
 LENGTH = 40
 TOLERANCE = 1e-4
@@ -42,6 +45,7 @@ def fed(runner: DecoderRunner, sequence_id: int, tokens: tuple[int, ...], *count
     return torch.cat(rows)
 
 
+@pytest.mark.usefixtures("backend")
 @pytest.mark.parametrize("family", families())
 def test_logits_equal_transformers(family: str) -> None:
     config = families()[family]
@@ -54,6 +58,7 @@ def test_logits_equal_transformers(family: str) -> None:
         torch.testing.assert_close(fed(runner, sequence_id, tokens, *counts), expected, atol=TOLERANCE, rtol=0)
 
 
+@pytest.mark.usefixtures("backend")
 @pytest.mark.parametrize("family", families())
 def test_rollback_leaves_no_trace(family: str) -> None:
     config = families()[family]
@@ -70,6 +75,7 @@ def test_rollback_leaves_no_trace(family: str) -> None:
         first = tokens
 
 
+@pytest.mark.usefixtures("backend")
 def test_hidden_states_are_what_the_head_reads() -> None:
     config = families()["llama-untied-biased"]
     model = reference(config)
@@ -112,25 +118,32 @@ def test_softcapped_logits_are_refused() -> None:
 
 
 @cache
-def _gemma() -> DecoderRunner:
+def _gemma(backend: str) -> Forward:
+    """The family with the most switches."""
     config = families()["gemma3"]
-    return load(config, random_weights(config))
+    with on(backend):
+        return load(config, random_weights(config)).forward
 
 
-class TestDecoderRunner(RunnerContract):
-    """The contract of every runner, on the family with the most switches."""
+SIZES = {"max_num_seqs": 3, "max_model_len": 40}
+
+
+class TestTorchRunner(RunnerContract):
+    """The contract of every runner; each test gets slots of its own over the same weights."""
 
     def make_runner(self) -> TargetRunner:
-        made = _gemma()
-        return DecoderRunner(
-            made.config,
-            made._weights,
-            made._rule,
-            deterministic=made.capabilities.deterministic_shape,
-            max_num_seqs=3,
-            max_model_len=40,
-            name="gemma",
-        )
+        made = _gemma("torch")
+        assert isinstance(made, TorchForward)
+        forward = TorchForward(made.config, made.weights, made.rule, deterministic=made.deterministic, **SIZES)
+        return DecoderRunner(made.config, forward, name="gemma", **SIZES)
+
+
+class TestNativeRunner(RunnerContract):
+    def make_runner(self) -> TargetRunner:
+        made = _gemma("native")
+        assert isinstance(made, NativeForward)
+        forward = NativeForward(made.config, made.weights, made.native, made.pool, dtype=torch.float32, **SIZES)
+        return DecoderRunner(made.config, forward, name="gemma", **SIZES)
 
 
 @pytest.fixture(scope="module")
@@ -138,24 +151,28 @@ def small() -> PretrainedConfig:
     return families()["llama-tied"]
 
 
+@pytest.mark.usefixtures("backend")
 def test_a_missing_tensor_is_named(small: PretrainedConfig) -> None:
     tensors = [(name, tensor) for name, tensor in random_weights(small) if name != "model.layers.2.mlp.up_proj.weight"]
     with pytest.raises(ModelError, match=r"llama: tensor 'model\.layers\.2\.mlp\.up_proj\.weight' is missing"):
         load(small, iter(tensors))
 
 
+@pytest.mark.usefixtures("backend")
 def test_a_tensor_of_no_use_is_named(small: PretrainedConfig) -> None:
     tensors = [*random_weights(small), ("model.layers.0.mlp.extra.weight", torch.zeros(3))]
     with pytest.raises(ModelError, match=r"mlp\.extra\.weight' does not belong"):
         load(small, iter(tensors))
 
 
+@pytest.mark.usefixtures("backend")
 def test_a_tensor_of_the_wrong_shape_is_named(small: PretrainedConfig) -> None:
     tensors = [(n, torch.zeros(5, 5) if n.endswith("1.mlp.down_proj.weight") else t) for n, t in random_weights(small)]
     with pytest.raises(ModelError, match=r"model\.layers\.1\.down' do not fit"):
         load(small, iter(tensors))
 
 
+@pytest.mark.usefixtures("backend")
 @pytest.mark.parametrize("setting", ["max_num_seqs", "max_model_len"])
 def test_sizes_must_be_positive(small: PretrainedConfig, setting: str) -> None:
     with pytest.raises(ConfigError, match=f"{setting}=0"):
@@ -163,6 +180,7 @@ def test_sizes_must_be_positive(small: PretrainedConfig, setting: str) -> None:
 
 
 @pytest.mark.weights
+@pytest.mark.usefixtures("backend")
 @pytest.mark.parametrize("name", sorted(DEMO_MODELS))
 def test_the_demo_models_equal_transformers(name: str) -> None:
     if not is_pulled(DEMO_MODELS[name]):

@@ -8,6 +8,8 @@ import pytest
 from identical import BATCH, compare, decode, make_jobs
 from prompts import load_prompts
 
+from outrider import kernels
+from outrider.config import DTYPES
 from outrider.draft.ngram import NgramDrafter
 from outrider.draft.none import NoDrafter
 from outrider.models.load import LoadedModel, load_runner
@@ -17,9 +19,14 @@ pytestmark = pytest.mark.weights
 MAX_TOKENS = 20
 
 
-@pytest.fixture(scope="module", params=["bfloat16", "float32"])
+@pytest.fixture(scope="module", params=["bfloat16", "float32", "int8", "int8-dynamic", "gguf"])
 def model(request: pytest.FixtureRequest) -> LoadedModel:
-    return load_runner("smollm2-135m", dtype=request.param, max_num_seqs=BATCH, max_model_len=512)
+    settings = {"dtype": request.param}
+    if request.param not in DTYPES:
+        if reason := kernels.load().reason:
+            pytest.skip(reason)
+        settings = {"dtype": "bfloat16", "quantization": request.param}
+    return load_runner("smollm2-135m", max_num_seqs=BATCH, max_model_len=512, **settings)
 
 
 def _prompts(model: LoadedModel, count: int) -> list[list[int]]:

@@ -3,12 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Any
 
+import pytest
 import torch
 from transformers import Gemma3TextConfig, LlamaConfig, MistralConfig, PretrainedConfig, Qwen2Config, Qwen3Config
 
+from outrider import kernels
 from outrider.models.decoder import DecoderConfig, DecoderRunner
+from outrider.models.decoder_weights import Stored
 
 VOCAB = 97
 SMALL: dict[str, Any] = {
@@ -83,7 +87,21 @@ def reference(config: PretrainedConfig) -> Any:
     return model
 
 
-def load(config: PretrainedConfig, tensors: Iterator[tuple[str, torch.Tensor]], **sizes: Any) -> DecoderRunner:
+BACKENDS = ("native", "torch")
+
+
+@contextmanager
+def on(backend: str) -> Iterator[None]:
+    """Within it, decoders are loaded for this backend; a test that wants one which is not here is skipped."""
+    with pytest.MonkeyPatch.context() as patch:
+        if backend == "torch":
+            patch.setenv(kernels.LEVEL_VARIABLE, kernels.TORCH)
+        elif reason := kernels.load().reason:
+            pytest.skip(reason)
+        yield
+
+
+def load(config: PretrainedConfig, tensors: Iterator[tuple[str, Stored]], **sizes: Any) -> DecoderRunner:
     """Our runner over the same weights."""
     settings = {"dtype": torch.float32, "max_num_seqs": 4, "max_model_len": 512, "name": config.model_type, **sizes}
     return DecoderRunner.load(DecoderConfig.from_hf(config), tensors, **settings)

@@ -87,6 +87,13 @@ def test_stop_options_may_be_repeated(capsys: Captured) -> None:
     assert capsys.readouterr().out == whole[: whole.index(whole[3:5])] + "\n"
 
 
+@pytest.mark.parametrize("command", ["generate", "chat"])
+def test_quantizations_of_both_models(models: FakeModels, command: str) -> None:
+    spec = '{"model": "toy-draft", "quantization": "int8-dynamic"}'
+    assert run([command, "once", *TOY, "--quantization", "int8", "--speculative-config", spec]) == 0
+    assert models.quantizations == ["int8", "int8-dynamic"]
+
+
 def test_compare(capsys: Captured) -> None:
     assert run(["generate", "once", *TOY, "--ignore-eos", "--compare"]) == 0
     out = capsys.readouterr().out
@@ -124,6 +131,7 @@ MISTAKES = {
     "n": (["--n", "0"], "n=0 must be"),
     "seed": (["--seed", "-3"], "seed=-3 must be"),
     "dtype": (["--dtype", "int1"], "dtype='int1' is not supported"),
+    "quantization": (["--quantization", "int3"], "quantization='int3' is unknown; use 'int8', 'int8-dynamic', 'gguf'"),
     "unknown key": (["--speculative-config", '{"tokens": 3}'], "unknown key 'tokens'; known keys: method"),
     "unknown method": (["--speculative-config", '{"method": "magic"}'], "method='magic' is unknown"),
     "invalid JSON": (["--speculative-config", "{method: ngram}"], "is not valid JSON"),

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from outrider.config import EngineConfig, SpeculativeConfig, check_dtype, parse_speculative_config
+from outrider.config import EngineConfig, SpeculativeConfig, check_dtype, check_quantization, parse_speculative_config
 from outrider.errors import ConfigError, OutriderError
 
 
@@ -44,6 +44,11 @@ def test_vllms_word_for_the_token_rule() -> None:
         ({"prompt_lookup_min": 4, "prompt_lookup_max": 3}, "prompt_lookup_min=4 and prompt_lookup_max=3 must be"),
         ({"method": "draft_model", "model": "small", "prompt_lookup_max": 4}, "prompt_lookup_max=4 means nothing"),
         ({"dtype": "float32"}, "dtype='float32' means nothing with method='ngram'"),
+        ({"quantization": "int8"}, "quantization='int8' means nothing with method='ngram'"),
+        (
+            {"model": "small", "quantization": "int4"},
+            "speculative_config: quantization='int4' is unknown; use 'int8', ",
+        ),
         ({"model": 5}, "model=5: method='draft_model' needs"),
         ({"model": {"name": "small"}}, "needs the draft's name"),
         ({"prompt_lookup_min": 0}, "1 <= min <= max"),
@@ -74,3 +79,15 @@ def test_dtypes() -> None:
     assert [check_dtype(name) for name in ("bfloat16", "float32")] == ["bfloat16", "float32"]
     with pytest.raises(ConfigError, match="dtype='float16' is not supported; use 'bfloat16' or 'float32'"):
         check_dtype("float16")
+
+
+def test_quantizations() -> None:
+    known = [None, "int8", "int8-dynamic", "gguf"]
+    assert [check_quantization(word) for word in known] == known
+    assert SpeculativeConfig.from_dict({"model": "small", "quantization": "gguf"}).quantization == "gguf"
+
+
+@pytest.mark.parametrize("value", ["int4", "", True, 8, ["int8"]])
+def test_what_is_no_quantization(value: Any) -> None:
+    with pytest.raises(ConfigError, match=r"quantization=.* is unknown; use 'int8', 'int8-dynamic', 'gguf' or None"):
+        check_quantization(value)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
+from typing import Any, cast
 
 import pytest
 import torch
@@ -13,6 +14,7 @@ from typer.testing import CliRunner
 from outrider import hardware
 from outrider.cli import doctor, pull
 from outrider.errors import ModelError
+from outrider.kernels import Kernels, Native
 from outrider.models.registry import DEMO_MODELS
 
 
@@ -46,6 +48,38 @@ def test_page_has_a_line_for_every_value(tmp_path: Path) -> None:
     assert len(lines) == len(doctor.examine())
     assert any(line.startswith("cache ") and str(tmp_path) in line for line in lines)
     assert "smollm2-135m (not fetched)" in lines[-1]
+
+
+def test_which_kernels_run(monkeypatch: pytest.MonkeyPatch) -> None:
+    native: Any = Native(cast("Any", None), "avx2", 3)
+    monkeypatch.setattr("outrider.kernels.load", lambda: Kernels(("avx2", "portable"), native))
+    assert json.loads(run(doctor.doctor, "--json"))["kernels"] == {
+        "level": "avx2",
+        "threads": 3,
+        "levels": ["avx2", "portable"],
+        "off": None,
+    }
+    assert line_of("kernels") == "native, avx2, 3 threads (available: avx2, portable)"
+
+
+def test_why_native_kernels_do_not_run(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("outrider.kernels.load", lambda: Kernels((), reason="not built"))
+    assert json.loads(run(doctor.doctor, "--json"))["kernels"]["off"] == "not built"
+    assert line_of("kernels") == "torch (not built; no level available)"
+
+
+def test_slow_bfloat16_matters_to_torch_only(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(hardware, "_onednn_bf16", lambda: False)
+    monkeypatch.setattr("outrider.kernels.load", lambda: Kernels((), reason="not built"))
+    assert line_of("onednn bf16") == "no (bfloat16 will be slow; try --dtype float32)"
+    native: Any = Native(cast("Any", None), "avx2", 3)
+    monkeypatch.setattr("outrider.kernels.load", lambda: Kernels(("avx2",), native))
+    assert line_of("onednn bf16") == "no"
+
+
+def line_of(name: str) -> str:
+    (line,) = [line for line in run(doctor.doctor).splitlines() if line.startswith(name)]
+    return line.removeprefix(name).strip()
 
 
 def test_bandwidth_puts_the_thread_count_back() -> None:

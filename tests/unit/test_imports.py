@@ -23,6 +23,7 @@ ORDER = (
     ("types", "errors", "config", "hardware"),
     ("sampling",),
     ("verify",),
+    ("kernels",),
     ("models",),
     ("draft", "control"),
     ("engine",),

@@ -54,6 +54,20 @@ def test_generate_answers_every_prompt_in_order(speculation: Any) -> None:
     assert_idle(llm)
 
 
+@pytest.mark.parametrize("quantization", [None, "int8", "gguf"])
+def test_a_draft_model_has_a_quantization_of_its_own(models: FakeModels, quantization: str | None) -> None:
+    LLM("toy", quantization=quantization, speculative_config=DRAFT_MODEL)
+    assert models.quantizations == [quantization, None], "not inherited, as in vLLM"
+
+
+def test_an_unknown_quantization_is_named_before_anything_is_read(models: FakeModels) -> None:
+    draft: Any = {"speculative_config": {**DRAFT_MODEL, "quantization": "int3"}}
+    for settings in ({"quantization": "int3"}, draft):
+        with pytest.raises(ConfigError, match="quantization='int3' is unknown"):
+            LLM("toy", **settings)
+    assert models.runners == []
+
+
 def test_a_prompt_may_be_text_or_ids_alone_or_in_a_list() -> None:
     llm = LLM("toy")
     for prompts in ("hey", ["hey"], [*b"hey"], [[*b"hey"]], (*b"hey",)):

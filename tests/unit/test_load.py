@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import sys
+from collections.abc import Iterator
+from functools import partial
 from pathlib import Path
 from types import ModuleType, SimpleNamespace
 from typing import Any
@@ -11,7 +13,9 @@ import pytest
 import torch
 from transformers import GPT2Config, LlamaConfig
 
-from outrider.errors import ConfigError, ModelError
+from outrider import kernels
+from outrider.config import Quantization
+from outrider.errors import CapabilityError, ConfigError, ModelError
 from outrider.models import checkpoint, load, resolve, tokenizer
 from outrider.models.load import load_runner, model_length
 
@@ -103,7 +107,13 @@ def test_known_family_gets_the_decoder(monkeypatch: pytest.MonkeyPatch) -> None:
     assert str(loaded.runner) == "decoder"
     assert str(loaded.tokenizer) == "tokenizer"
     assert recorder.loaded == {
-        "decoder": {"dtype": torch.float32, "max_num_seqs": 3, "max_model_len": 64, "name": "toy"}
+        "decoder": {
+            "dtype": torch.float32,
+            "quantization": None,
+            "max_num_seqs": 3,
+            "max_model_len": 64,
+            "name": "toy",
+        }
     }
 
 
@@ -131,3 +141,69 @@ def test_settings_are_checked_before_weights_are_read(monkeypatch: pytest.Monkey
     with pytest.raises(ConfigError, match="dtype='float16' is not supported"):
         load_runner("toy", dtype="float16")
     assert recorder.loaded == {}
+
+
+class Readers:
+    """Stands in for both ways to read weights, and records how they were read."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.asked: list[tuple[str, torch.dtype]] = []
+        for way in ("read_tensors", "read_packed_tensors"):
+            monkeypatch.setattr(checkpoint, way, partial(self._read, way))
+
+    def _read(self, way: str, files: resolve.ModelFiles, dtype: torch.dtype) -> Iterator[tuple[str, torch.Tensor]]:
+        self.asked.append((way, dtype))
+        return iter(())
+
+
+@pytest.mark.parametrize(
+    ("quantization", "asked"),
+    [
+        (None, ("read_tensors", torch.bfloat16)),
+        ("int8", ("read_tensors", torch.float32)),
+        ("int8-dynamic", ("read_tensors", torch.float32)),
+        ("gguf", ("read_packed_tensors", torch.bfloat16)),
+    ],
+)
+def test_weights_are_read_as_what_they_are_packed_from(
+    monkeypatch: pytest.MonkeyPatch, quantization: Quantization | None, asked: tuple[str, torch.dtype]
+) -> None:
+    readers = Readers(monkeypatch)
+    files = resolve.ModelFiles("toy", Path("/toy"), Path("/toy/m.gguf"))
+    assert list(load._tensors(files, torch.bfloat16, quantization)) == []
+    assert readers.asked == [asked]
+
+
+@pytest.mark.parametrize(
+    ("quantization", "config", "error", "message"),
+    [
+        ("int3", LlamaConfig(), ConfigError, "^quantization='int3' is unknown; use 'int8', 'int8-dynamic', 'gguf' or"),
+        ("gguf", LlamaConfig(), ConfigError, "^quantization='gguf': toy is no GGUF file; use a GGUF file, or"),
+        ("int8", GPT2Config(), CapabilityError, "^quantization='int8': toy runs on Transformers, and only"),
+    ],
+)
+def test_quantizations_that_cannot_be_had(
+    monkeypatch: pytest.MonkeyPatch, quantization: str, config: Any, error: type[Exception], message: str
+) -> None:
+    recorder = Recorder(config).install(monkeypatch)
+    monkeypatch.setattr(kernels, "require", lambda what: None)
+    with pytest.raises(error, match=message):
+        load_runner("toy", quantization=quantization, max_model_len=16)
+    assert recorder.loaded == {}
+
+
+def test_without_native_kernels_a_quantization_is_refused_before_a_model_is_fetched(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setenv("OUTRIDER_KERNELS", "torch")
+    monkeypatch.setattr(load, "resolve", lambda *_, **__: pytest.fail("fetched"))
+    message = "quantization='int8' needs the native kernels: turned off by OUTRIDER_KERNELS=torch"
+    with pytest.raises(CapabilityError, match=message):
+        load_runner("toy", quantization="int8")
+
+
+def test_an_unknown_level_is_refused_before_a_model_is_fetched(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("OUTRIDER_KERNELS", "avx9")
+    monkeypatch.setattr(load, "resolve", lambda *_, **__: pytest.fail("fetched"))
+    with pytest.raises(ConfigError, match="OUTRIDER_KERNELS='avx9' is not available here"):
+        load_runner("toy")

@@ -13,12 +13,13 @@ from transformers import LlamaConfig
 
 from outrider.models.base import Feed
 from outrider.models.decoder import DecoderRunner
+from outrider.models.decoder_torch import TorchForward
 from outrider.models.invariance import rows_are_independent
 from outrider.models.ops_torch import LinearFactory, OneDNNLinear, TiledLinear, norm_weight, rms_norm
 from outrider.models.rope import LANES, rotate_rows
 from outrider.models.tile_probe import find_tile_rule
 from outrider.models.tiles import TileRule
-from tests.unit.decoders import SMALL, SMOLLM2, VOCAB, families, load, random_weights
+from tests.unit.decoders import BACKENDS, SMALL, SMOLLM2, VOCAB, families, load, on, random_weights
 
 DTYPES = [torch.float32, torch.bfloat16]
 MODELS = ["llama-odd", "gemma3", "smollm2-shapes"]
@@ -27,12 +28,13 @@ FIXED = TileRule(min_rows=8, max_rows=8, key_step=128, fixed=True)
 
 
 @cache
-def runner_of(model: str, dtype: torch.dtype, purpose: str = "test") -> DecoderRunner:
+def runner_of(backend: str, model: str, dtype: torch.dtype, purpose: str = "test") -> DecoderRunner:
     """A runner for each purpose, so that one may run while another has sequences open."""
     assert purpose in ("test", "alone")
     shapes = LlamaConfig(**SMOLLM2, num_hidden_layers=2, vocab_size=VOCAB)
     config = shapes if model == "smollm2-shapes" else families()[model]
-    runner = load(config, random_weights(config), dtype=dtype, max_num_seqs=5)
+    with on(backend):
+        runner = load(config, random_weights(config), dtype=dtype, max_num_seqs=5)
     if not runner.capabilities.deterministic_shape:
         pytest.skip("no kernel of this machine keeps rows apart, and the runner says so")
     return runner
@@ -45,9 +47,9 @@ def texts(count: int = 5) -> list[tuple[int, ...]]:
 
 
 @cache
-def alone(model: str, dtype: torch.dtype, text: int) -> torch.Tensor:
+def alone(backend: str, model: str, dtype: torch.dtype, text: int) -> torch.Tensor:
     """Every row of a text, one token at a time in slot 0 with nobody beside it: plain decoding."""
-    rows = run(runner_of(model, dtype, "alone"), [(0, text)], [1] * LENGTH)
+    rows = run(runner_of(backend, model, dtype, "alone"), [(0, text)], [1] * LENGTH)
     return rows[0]
 
 
@@ -69,24 +71,28 @@ def run(runner: DecoderRunner, sequences: Sequence[tuple[int, int]], counts: Seq
 
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize("model", MODELS)
+@pytest.mark.parametrize("backend", BACKENDS)
 @settings(max_examples=10)
 @given(counts=st.lists(st.one_of(st.integers(1, 10), st.integers(1, 150)), min_size=1, max_size=12))
-def test_chunks_and_drafts_do_not_show(model: str, dtype: torch.dtype, counts: list[int]) -> None:
+def test_chunks_and_drafts_do_not_show(backend: str, model: str, dtype: torch.dtype, counts: list[int]) -> None:
     kept, total = [], 0
     for count in counts:
         if total + count <= LENGTH:
             kept.append(count)
             total += count
-    rows = run(runner_of(model, dtype), [(7, 0)], kept)[0]
-    assert torch.equal(rows, alone(model, dtype, 0)[:total])
+    rows = run(runner_of(backend, model, dtype), [(7, 0)], kept)[0]
+    assert torch.equal(rows, alone(backend, model, dtype, 0)[:total])
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize("model", MODELS)
+@pytest.mark.parametrize("backend", BACKENDS)
 @settings(max_examples=10)
 @given(data=st.data())
-def test_neighbours_slots_and_rollback_do_not_show(model: str, dtype: torch.dtype, data: st.DataObject) -> None:
-    runner = runner_of(model, dtype)
+def test_neighbours_slots_and_rollback_do_not_show(
+    backend: str, model: str, dtype: torch.dtype, data: st.DataObject
+) -> None:
+    runner = runner_of(backend, model, dtype)
     lengths = [0] * 5
     # A sequence left out keeps its slot empty, so that batches have holes.
     members = data.draw(st.lists(st.integers(0, 4), min_size=1, unique=True), label="members")
@@ -103,7 +109,7 @@ def test_neighbours_slots_and_rollback_do_not_show(model: str, dtype: torch.dtyp
             feeds = [feed for feed in feeds if feed.tokens]
             for feed, logits in zip(feeds, runner.score(feeds).logits, strict=True):
                 i, start = feed.sequence_id, lengths[feed.sequence_id]
-                assert torch.equal(logits, alone(model, dtype, i)[start : start + feed.rows])
+                assert torch.equal(logits, alone(backend, model, dtype, i)[start : start + feed.rows])
                 lengths[i] = start + data.draw(st.integers(0, feed.rows), label="accepted")
                 runner.commit(i, lengths[i])
     finally:
@@ -113,19 +119,20 @@ def test_neighbours_slots_and_rollback_do_not_show(model: str, dtype: torch.dtyp
 
 @pytest.mark.parametrize("dtype", DTYPES)
 def test_a_broken_neighbour_and_its_slot_leave_no_trace(dtype: torch.dtype) -> None:
-    runner = runner_of("llama-odd", dtype)
+    runner = runner_of("torch", "llama-odd", dtype)
+    assert isinstance(runner.forward, TorchForward)
     for sequence_id in (0, 1):
         runner.open(sequence_id)
     runner.score([Feed(0, texts()[0][:20], 0), Feed(1, texts()[1][:20], 0)])
     with torch.inference_mode():
-        runner._kv[:, :, 1, :, :20] = float("nan")
+        runner.forward._kv[:, :, 1, :, :20] = float("nan")
     beside = runner.score([Feed(0, texts()[0][20:25], 5), Feed(1, texts()[1][20:25], 5)]).logits
-    assert torch.equal(beside[0], alone("llama-odd", dtype, 0)[20:25])
+    assert torch.equal(beside[0], alone("torch", "llama-odd", dtype, 0)[20:25])
     assert beside[1].isnan().all()
     for sequence_id in (0, 1):
         runner.close(sequence_id)
     again = run(runner, [(0, 0), (1, 1)], [5])
-    assert torch.equal(again[1], alone("llama-odd", dtype, 1)[:5])
+    assert torch.equal(again[1], alone("torch", "llama-odd", dtype, 1)[:5])
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
@@ -135,9 +142,10 @@ def test_the_fallback_keeps_the_promise_too(
 ) -> None:
     """Eight-row tiles and position-dependent key lengths, for machines whose free shapes fail the trial."""
     monkeypatch.setattr("outrider.models.ops_torch.onednn_runs", lambda _: False)
-    monkeypatch.setattr("outrider.models.decoder.find_tile_rule", lambda _: FIXED)
+    monkeypatch.setattr("outrider.models.decoder_torch.find_tile_rule", lambda _: FIXED)
     config = families()["gemma3"] if settings_of == "gemma3" else LlamaConfig(**SMALL)
-    runner = load(config, random_weights(config), dtype=dtype)
+    with on("torch"):
+        runner = load(config, random_weights(config), dtype=dtype)
     if not runner.capabilities.deterministic_shape:
         pytest.skip("no kernel of this machine keeps rows apart, and the runner says so")
     single = run(runner, [(0, 0)], [1] * 270)[0]
@@ -146,7 +154,8 @@ def test_the_fallback_keeps_the_promise_too(
     both = run(runner, [(1, 1), (0, 0)], [120, 9, 1, 1, 130, 9])
     assert torch.equal(both[1], single)
     monkeypatch.undo()
-    usual = run(load(config, random_weights(config), dtype=dtype), [(0, 0)], [270])[0]
+    with on("torch"):
+        usual = run(load(config, random_weights(config), dtype=dtype), [(0, 0)], [270])[0]
     torch.testing.assert_close(single, usual, atol=1e-4 if dtype == torch.float32 else 0.3, rtol=0)
 
 
@@ -176,7 +185,8 @@ def test_a_linear_that_fails_the_trial_is_replaced(monkeypatch: pytest.MonkeyPat
 def test_when_nothing_keeps_rows_apart_the_runner_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("outrider.models.tile_probe._Trial.passes", lambda *_: False)
     config = LlamaConfig(**SMALL)
-    assert not load(config, random_weights(config)).capabilities.deterministic_shape
+    with on("torch"):
+        assert not load(config, random_weights(config)).capabilities.deterministic_shape
 
 
 def test_the_trial_of_attention_shapes_is_strict(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -29,6 +29,7 @@ def chat(
     seed: options.Seed = None,
     speculative_config: options.Speculative = "auto",
     dtype: options.Dtype = DEFAULT_DTYPE,
+    quantization: options.Quantization = None,
     max_model_len: options.MaxModelLen = None,
     trust_remote_code: options.TrustRemoteCode = False,
 ) -> int:
@@ -36,7 +37,7 @@ def chat(
     from outrider.sampling.params import SamplingParams
 
     params = SamplingParams(max_tokens=max_tokens, temperature=temperature, top_p=top_p, seed=seed)
-    llm = options.load_llm(model, dtype, speculative_config, max_model_len, trust_remote_code)
+    llm = options.load_llm(model, dtype, quantization, speculative_config, max_model_len, trust_remote_code)
     history: list[Message] = [{"role": "system", "content": system}] if system else []
     if message is not None:
         _answer(llm, history, message, params)

@@ -10,7 +10,7 @@ import typer
 
 
 def doctor(as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object.")] = False) -> None:
-    """Report versions, processor, memory bandwidth, disk and demo models. Nothing is fetched."""
+    """Report versions, processor, kernels, memory bandwidth, disk and demo models. Nothing is fetched."""
     report = examine()
     typer.echo(json.dumps(report) if as_json else _page(report))
 
@@ -37,6 +37,7 @@ def examine() -> dict[str, Any]:
         "cores": cpu.cores,
         "threads": cpu.threads,
         "onednn_bf16": cpu.bf16,
+        "kernels": _kernels(),
         "read_bandwidth": read_bandwidth(),
         "cache": str(cache_folder()),
         "cache_free": free_bytes(cache_folder()),
@@ -44,10 +45,33 @@ def examine() -> dict[str, Any]:
     }
 
 
+def _kernels() -> dict[str, Any]:
+    """The native kernels' level and threads (None where they are off, and why), and the levels that could be chosen."""
+    from outrider.kernels import load
+
+    kernels = load()
+    native = kernels.native
+    return {
+        "level": native and native.level,
+        "threads": native and native.threads,
+        "levels": list(kernels.levels),
+        "off": kernels.reason,
+    }
+
+
+def _kernels_line(kernels: dict[str, Any]) -> str:
+    levels = f"available: {', '.join(kernels['levels'])}" if kernels["levels"] else "no level available"
+    if kernels["off"]:
+        return f"torch ({kernels['off']}; {levels})"
+    return f"native, {kernels['level']}, {kernels['threads']} threads ({levels})"
+
+
 def _page(report: dict[str, Any]) -> str:
     models = report["demo_models"].items()
+    slow = "no" if report["kernels"]["level"] else "no (bfloat16 will be slow; try --dtype float32)"
     shown = report | {
-        "onednn_bf16": "yes" if report["onednn_bf16"] else "no (bfloat16 will be slow; try --dtype float32)",
+        "onednn_bf16": "yes" if report["onednn_bf16"] else slow,
+        "kernels": _kernels_line(report["kernels"]),
         "read_bandwidth": f"{report['read_bandwidth'] / 1e9:.1f} GB/s",
         "cache_free": f"{report['cache_free'] / 1e9:.1f} GB",
         "demo_models": ", ".join(f"{name} ({'here' if here else 'not fetched'})" for name, here in models),

@@ -36,6 +36,7 @@ def generate(
     logprobs: Annotated[int | None, typer.Option(help="Report this many likeliest tokens (JSON).")] = None,
     speculative_config: options.Speculative = "auto",
     dtype: options.Dtype = DEFAULT_DTYPE,
+    quantization: options.Quantization = None,
     max_model_len: options.MaxModelLen = None,
     trust_remote_code: options.TrustRemoteCode = False,
     compare: Annotated[bool, typer.Option("--compare", help="Time plain and speculative decoding in turn.")] = False,
@@ -57,7 +58,7 @@ def generate(
         ignore_eos=ignore_eos,
         logprobs=logprobs,
     )
-    llm = options.load_llm(model, dtype, speculative_config, max_model_len, trust_remote_code)
+    llm = options.load_llm(model, dtype, quantization, speculative_config, max_model_len, trust_remote_code)
     failed = False
     for prompt in prompts:
         try:

@@ -16,6 +16,9 @@ if TYPE_CHECKING:
 
 Model = Annotated[str, typer.Option(help="Demo name, local folder, GGUF file or Hub id.")]
 Dtype = Annotated[str, typer.Option(help="bfloat16 or float32.")]
+Quantization = Annotated[
+    str | None, typer.Option(help="int8, int8-dynamic (fastest) or gguf (a GGUF file's blocks); none by default.")
+]
 Speculative = Annotated[
     str, typer.Option(help="'auto', 'none', or a JSON object such as '{\"method\": \"ngram\"}' (vLLM's keys).")
 ]
@@ -46,7 +49,12 @@ def read_speculative(text: str) -> str | Mapping[str, Any] | None:
 
 
 def load_llm(
-    model: str, dtype: str, speculative_config: str, max_model_len: int | None, trust_remote_code: bool
+    model: str,
+    dtype: str,
+    quantization: str | None,
+    speculative_config: str,
+    max_model_len: int | None,
+    trust_remote_code: bool,
 ) -> LLM:
     """The LLM that the options describe, with a word of warning where its bytes are not promised."""
     from outrider.llm import LLM
@@ -54,6 +62,7 @@ def load_llm(
     llm = LLM(
         model,
         dtype=dtype,
+        quantization=quantization,
         speculative_config=read_speculative(speculative_config),
         max_model_len=max_model_len,
         trust_remote_code=trust_remote_code,

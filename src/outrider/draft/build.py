@@ -50,6 +50,7 @@ def _draft_model(
     draft = load_runner(
         speculation.model,
         dtype=speculation.dtype or dtype,
+        quantization=speculation.quantization,
         max_num_seqs=target.runner.max_num_seqs,
         longest=target.runner.max_model_len,
         trust_remote_code=trust_remote_code,

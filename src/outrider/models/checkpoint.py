@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 from outrider.errors import ModelError
 from outrider.models.gguf_config import config_from_gguf, is_known
 from outrider.models.gguf_file import open_gguf
-from outrider.models.gguf_names import read_gguf_tensors
+from outrider.models.gguf_names import read_gguf_tensors, read_packed_gguf_tensors
 from outrider.models.quiet import first_line, quiet_transformers
 
 if TYPE_CHECKING:
@@ -18,6 +18,7 @@ if TYPE_CHECKING:
     import torch
     from transformers import PretrainedConfig
 
+    from outrider.models.gguf_file import PackedRows
     from outrider.models.resolve import ModelFiles
 
 _SINGLE = "model.safetensors"
@@ -60,6 +61,12 @@ def read_tensors(files: ModelFiles, dtype: torch.dtype) -> Iterator[tuple[str, t
     if files.gguf is not None:
         return read_gguf_tensors(open_gguf(files.gguf), dtype)
     return _read_safetensors(files, dtype)
+
+
+def read_packed_tensors(files: ModelFiles, dtype: torch.dtype) -> Iterator[tuple[str, torch.Tensor | PackedRows]]:
+    """The same for a GGUF file, matrices packed as they are where the native kernels take them so."""
+    assert files.gguf is not None, "only GGUF files hold packed matrices"
+    return read_packed_gguf_tensors(open_gguf(files.gguf), dtype)
 
 
 def read_json(path: Path) -> dict[str, Any]:

@@ -1,179 +1,203 @@
-"""From a stream of named tensors to packed layers, holding no dense tensor longer than needed."""
+"""From a stream of named tensors to a decoder's operations, holding no dense tensor longer than needed.
+
+What the operations are is a backend's business: a ``Builder`` makes them, from tensors whose shapes were checked.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Generic, Protocol, TypeVar
 
 import torch
 
 from outrider.errors import ModelError
-from outrider.models.attention import packed_width
 from outrider.models.decoder_config import DecoderConfig
-from outrider.models.ops_torch import Linear, LinearFactory, norm_weight
-from outrider.models.rope import pair_order
+from outrider.models.gguf_file import PackedRows
 
-Tensors = dict[str, torch.Tensor]
+Stored = torch.Tensor | PackedRows
+Held = dict[str, Any]
 
-
-@dataclass
-class Layer:
-    """Operations of one layer; norms as ``ops_torch.norm_weight`` makes them."""
-
-    input_norm: torch.Tensor
-    qkv: Linear
-    qk_norm_HD: torch.Tensor | None
-    out: Linear
-    post_attention_norm: torch.Tensor | None
-    mlp_norm: torch.Tensor
-    gate: Linear
-    up: Linear
-    down: Linear
-    post_mlp_norm: torch.Tensor | None
+Table = TypeVar("Table")
+Product = TypeVar("Product")
+Gated = TypeVar("Gated")
+Norm = TypeVar("Norm")
+Table_co = TypeVar("Table_co", covariant=True)
+Product_co = TypeVar("Product_co", covariant=True)
+Gated_co = TypeVar("Gated_co", covariant=True)
+Norm_co = TypeVar("Norm_co", covariant=True)
 
 
 @dataclass
-class Weights:
-    """A whole decoder. A tied head is packed on its own: it reads at memory speed, the table serves lookups."""
+class Layer(Generic[Product, Gated, Norm]):
+    """Operations of one layer."""
 
-    embedding_VD: torch.Tensor
-    layers: list[Layer]
-    norm: torch.Tensor
-    head: Linear
+    input_norm: Norm
+    qkv: Product
+    out: Product
+    mlp_norm: Norm
+    gate_up: Gated
+    """``activation(gate) * up``, one operation."""
+    down: Product
+    q_norm: Norm | None = None
+    k_norm: Norm | None = None
+    post_attention_norm: Norm | None = None
+    post_mlp_norm: Norm | None = None
+
+
+@dataclass
+class Weights(Generic[Table, Product, Gated, Norm]):
+    """A whole decoder."""
+
+    embedding: Table
+    head: Product
+    norm: Norm
+    layers: list[Layer[Product, Gated, Norm]]
+
+
+class Builder(Protocol[Table_co, Product_co, Gated_co, Norm_co]):
+    """Makes one backend's operations. Matrices are ``(outputs, inputs)``; biases are all there or none is."""
+
+    @property
+    def dtype(self) -> torch.dtype:
+        """What dense tensors are converted to as they come."""
+        ...
+
+    def tied(self, table_VD: Stored) -> tuple[Table_co, Product_co]:
+        """Embedding and head of one and the same matrix."""
+        ...
+
+    def table(self, table_VD: Stored) -> Table_co:
+        """The embedding of a model whose head is another matrix."""
+        ...
+
+    def linear(self, weights: Sequence[Stored], biases: Sequence[torch.Tensor]) -> Product_co:
+        """One matrix."""
+        ...
+
+    def qkv(self, weights: Sequence[Stored], biases: Sequence[torch.Tensor]) -> Product_co:
+        """Projections of queries, keys and values as one operation, in the layout this backend attends with."""
+        ...
+
+    def gate_up(self, weights: Sequence[Stored], biases: Sequence[torch.Tensor]) -> Gated_co:
+        """A gate and an up projection."""
+        ...
+
+    def norm(self, weight_D: torch.Tensor) -> Norm_co: ...
+    def head_norm(self, weight_D: torch.Tensor, heads: int) -> Norm_co:
+        """The norm of every q or k head, in the layout of ``qkv``."""
+        ...
 
 
 @dataclass
 class _Bundle:
     """Tensors that become one operation, and what to do once all have arrived."""
 
-    names: tuple[str, ...]
-    build: Callable[[Tensors], object]
+    key: str
+    shapes: dict[str, tuple[int, ...]]
+    build: Callable[[Held], object]
+    held: Held = field(default_factory=dict)
 
 
-class WeightReader:
-    """Sorts tensors into bundles as they come and packs each bundle when it is complete."""
+class WeightReader(Generic[Table, Product, Gated, Norm]):
+    """Sorts tensors into bundles as they come and builds each bundle when it is complete."""
 
-    def __init__(self, config: DecoderConfig, factory: LinearFactory, dtype: torch.dtype) -> None:
-        self._config, self._factory, self._dtype = config, factory, dtype
-        self._built: dict[str, object] = {}
-        self._waiting: dict[str, list[tuple[str, _Bundle]]] = {}
-        self._pending: dict[str, Tensors] = {}
-        for key, bundle in self._bundles():
-            self._pending[key] = {}
-            for name in bundle.names:
-                self._waiting.setdefault(name, []).append((key, bundle))
+    def __init__(self, config: DecoderConfig, builder: Builder[Table, Product, Gated, Norm]) -> None:
+        self._config, self._builder = config, builder
+        self._built: dict[str, Any] = {}
+        self._waiting = {name: bundle for bundle in self._bundles() for name in bundle.shapes}
 
-    def read(self, tensors: Iterable[tuple[str, torch.Tensor]], model: str) -> Weights:
+    def read(self, tensors: Iterable[tuple[str, Stored]], model: str) -> Weights[Table, Product, Gated, Norm]:
         """Consume the stream. Raises ModelError for a tensor that is missing, unknown or of another shape."""
         for name, tensor in tensors:
-            if name not in self._waiting:
-                if name.endswith("rotary_emb.inv_freq") or (name == "lm_head.weight" and self._config.tied):
-                    continue
+            bundle = self._waiting.pop(name, None)
+            if bundle is not None:
+                self._take(bundle, name, tensor, model)
+            elif not (name.endswith("rotary_emb.inv_freq") or (name == "lm_head.weight" and self._config.tied)):
                 raise ModelError(f"{model}: tensor {name!r} does not belong to a {self._config.family} decoder")
-            for key, bundle in self._waiting.pop(name):
-                self._take(key, bundle, name, tensor, model)
         if self._waiting:
             raise ModelError(f"{model}: tensor {min(self._waiting)!r} is missing; the checkpoint is incomplete")
         return self._assemble()
 
-    def _take(self, key: str, bundle: _Bundle, name: str, tensor: torch.Tensor, model: str) -> None:
-        held = self._pending[key]
-        held[name] = tensor.detach().to(self._dtype)
-        if len(held) < len(bundle.names):
-            return
-        try:
-            self._built[key] = bundle.build(self._pending.pop(key))
-        except (RuntimeError, ValueError) as error:
-            reason = str(error).splitlines()[0]
-            raise ModelError(f"{model}: tensors of {key!r} do not fit its configuration: {reason}") from error
+    def _take(self, bundle: _Bundle, name: str, tensor: Stored, model: str) -> None:
+        shape, wanted = tuple(tensor.shape), bundle.shapes[name]
+        if shape != wanted:
+            raise ModelError(
+                f"{model}: tensors of {bundle.key!r} do not fit its configuration: {name!r} has shape {shape}, "
+                f"not {wanted}"
+            )
+        if isinstance(tensor, torch.Tensor):
+            tensor = tensor.detach().to(self._builder.dtype)
+        bundle.held[name] = tensor
+        if len(bundle.held) == len(bundle.shapes):
+            self._built[bundle.key] = bundle.build(bundle.held)
+            bundle.held.clear()
 
-    def _bundles(self) -> Iterable[tuple[str, _Bundle]]:
-        table = "model.embed_tokens.weight"
-        yield (
-            "embedding",
-            _Bundle((table,), lambda t: t[table].view(self._config.vocab_size, self._config.hidden_size).clone()),
-        )
-        yield "norm", self._norm("model.norm.weight")
-        yield (
-            "head",
-            self._linear(table.removesuffix(".weight") if self._config.tied else "lm_head", False, self._head_shape),
-        )
-        for layer in range(self._config.num_layers):
-            yield from self._layer_bundles(f"model.layers.{layer}.")
-
-    def _layer_bundles(self, at: str) -> Iterable[tuple[str, _Bundle]]:
-        c = self._config
-        width, inner, attention = c.hidden_size, c.intermediate_size, c.num_heads * c.head_dim
-        yield at + "input_norm", self._norm(at + "input_layernorm.weight")
-        yield at + "qkv", self._qkv(at + "self_attn.")
-        yield at + "out", self._linear(at + "self_attn.o_proj", c.out_bias, (width, attention))
-        for name, shape in (("gate", (inner, width)), ("up", (inner, width)), ("down", (width, inner))):
-            yield at + name, self._linear(f"{at}mlp.{name}_proj", c.mlp_bias, shape)
-        if c.qk_norm:
-            yield at + "qk_norm", self._qk_norm(at + "self_attn.")
-        if c.post_norms:
-            yield at + "post_attention_norm", self._norm(at + "post_attention_layernorm.weight")
-            yield at + "mlp_norm", self._norm(at + "pre_feedforward_layernorm.weight")
-            yield at + "post_mlp_norm", self._norm(at + "post_feedforward_layernorm.weight")
+    def _bundles(self) -> Iterator[_Bundle]:
+        c, b = self._config, self._builder
+        name = "model.embed_tokens.weight"
+        shapes: dict[str, tuple[int, ...]] = {name: (c.vocab_size, c.hidden_size)}
+        if c.tied:
+            yield _Bundle("tied", shapes, lambda held: b.tied(held[name]))
         else:
-            yield at + "mlp_norm", self._norm(at + "post_attention_layernorm.weight")
+            yield _Bundle("embedding", shapes, lambda held: b.table(held[name]))
+            yield _rows("head", {"lm_head": c.vocab_size}, c.hidden_size, False, b.linear)
+        yield self._norm("norm", "model.norm")
+        for layer in range(c.num_layers):
+            yield from self._layer(f"model.layers.{layer}.")
 
-    @property
-    def _head_shape(self) -> tuple[int, int]:
-        return self._config.vocab_size, self._config.hidden_size
+    def _layer(self, at: str) -> Iterator[_Bundle]:
+        c, b = self._config, self._builder
+        width, inner, q, kv = c.hidden_size, c.intermediate_size, c.num_heads * c.head_dim, c.num_kv_heads * c.head_dim
+        attention, mlp = at + "self_attn.", at + "mlp."
+        projections = {attention + "q_proj": q, attention + "k_proj": kv, attention + "v_proj": kv}
+        yield self._norm(at + "input_norm", at + "input_layernorm")
+        yield _rows(at + "qkv", projections, width, c.qkv_bias, b.qkv)
+        yield _rows(at + "out", {attention + "o_proj": width}, q, c.out_bias, b.linear)
+        yield _rows(at + "gate_up", {mlp + "gate_proj": inner, mlp + "up_proj": inner}, width, c.mlp_bias, b.gate_up)
+        yield _rows(at + "down", {mlp + "down_proj": width}, inner, c.mlp_bias, b.linear)
+        if c.qk_norm:
+            yield self._head_norm(at + "q_norm", attention + "q_norm", c.num_heads)
+            yield self._head_norm(at + "k_norm", attention + "k_norm", c.num_kv_heads)
+        if c.post_norms:
+            yield self._norm(at + "post_attention_norm", at + "post_attention_layernorm")
+            yield self._norm(at + "mlp_norm", at + "pre_feedforward_layernorm")
+            yield self._norm(at + "post_mlp_norm", at + "post_feedforward_layernorm")
+        else:
+            yield self._norm(at + "mlp_norm", at + "post_attention_layernorm")
 
-    def _norm(self, name: str) -> _Bundle:
-        return _Bundle((name,), lambda t: norm_weight(t[name].view(self._config.hidden_size), self._config.norm_offset))
+    def _norm(self, key: str, module: str) -> _Bundle:
+        name = module + ".weight"
+        return _Bundle(key, {name: (self._config.hidden_size,)}, lambda held: self._builder.norm(held[name]))
 
-    def _linear(self, name: str, bias: bool, shape: tuple[int, int]) -> _Bundle:
-        names = (name + ".weight", name + ".bias") if bias else (name + ".weight",)
+    def _head_norm(self, key: str, module: str, heads: int) -> _Bundle:
+        name = module + ".weight"
+        return _Bundle(key, {name: (self._config.head_dim,)}, lambda held: self._builder.head_norm(held[name], heads))
 
-        def build(t: Tensors) -> Linear:
-            held = t[name + ".bias"].view(shape[0]).clone() if bias else None
-            return self._factory.build(t.pop(name + ".weight").view(shape), held)
-
-        return _Bundle(names, build)
-
-    def _qkv(self, at: str) -> _Bundle:
-        c = self._config
-        heads = {"q": c.num_heads, "k": c.num_kv_heads, "v": c.num_kv_heads}
-        kinds = ("weight", "bias") if c.qkv_bias else ("weight",)
-        order = pair_order(c.head_dim)
-
-        def fuse(t: Tensors, kind: str) -> torch.Tensor:
-            columns = (c.hidden_size,) if kind == "weight" else ()
-            fused = torch.zeros(packed_width(c), *columns, dtype=self._dtype)
-            row = 0
-            for name, count in heads.items():
-                part = t.pop(f"{at}{name}_proj.{kind}").view(count, c.head_dim, *columns)
-                part = part if name == "v" else part[:, order]
-                fused[row : row + count * c.head_dim] = part.reshape(-1, *columns)
-                row += count * c.head_dim
-            return fused
-
-        names = tuple(f"{at}{name}_proj.{kind}" for kind in kinds for name in heads)
-        return _Bundle(names, lambda t: self._factory.build(*(fuse(t, kind) for kind in kinds)))
-
-    def _qk_norm(self, at: str) -> _Bundle:
-        c = self._config
-        order = pair_order(c.head_dim)
-
-        def build(t: Tensors) -> torch.Tensor:
-            q, k = (t[f"{at}{name}_norm.weight"].float()[order] + c.norm_offset for name in "qk")
-            return torch.cat((q.expand(c.num_heads, -1), k.expand(c.num_kv_heads, -1)))
-
-        return _Bundle((at + "q_norm.weight", at + "k_norm.weight"), build)
-
-    def _assemble(self) -> Weights:
+    def _assemble(self) -> Weights[Table, Product, Gated, Norm]:
         built = self._built
 
-        def layer(at: str) -> Layer:
-            fields = (name.removeprefix(at) for name in list(built) if name.startswith(at))
-            parts = {name: built.pop(at + name) for name in list(fields)}
-            parts["qk_norm_HD"] = parts.pop("qk_norm", None)
-            for optional in ("post_attention_norm", "post_mlp_norm"):
-                parts.setdefault(optional, None)
-            return Layer(**parts)  # type: ignore[arg-type]
+        def layer(at: str) -> Layer[Product, Gated, Norm]:
+            return Layer(**{name.removeprefix(at): part for name, part in built.items() if name.startswith(at)})
 
+        embedding, head = built["tied"] if self._config.tied else (built["embedding"], built["head"])
         layers = [layer(f"model.layers.{i}.") for i in range(self._config.num_layers)]
-        return Weights(layers=layers, norm=built["norm"], head=built["head"], embedding_VD=built["embedding"])  # type: ignore[arg-type]
+        return Weights(embedding, head, built["norm"], layers)
+
+
+def _rows(
+    key: str,
+    modules: dict[str, int],
+    inputs: int,
+    bias: bool,
+    build: Callable[[Sequence[Stored], Sequence[torch.Tensor]], object],
+) -> _Bundle:
+    """Linear modules with the same inputs, by name with their numbers of outputs."""
+    weights = {name + ".weight": (outputs, inputs) for name, outputs in modules.items()}
+    biases = {name + ".bias": (outputs,) for name, outputs in modules.items()} if bias else {}
+
+    def take(held: Held) -> object:
+        # Popped, so that the operation holds the only references while it is built.
+        return build([held.pop(name) for name in weights], [held.pop(name) for name in biases])
+
+    return _Bundle(key, {**weights, **biases}, take)

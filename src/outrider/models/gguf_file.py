@@ -12,7 +12,7 @@ import math
 import mmap
 import struct
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Literal, get_args
 
 from outrider.errors import ModelError
 from outrider.models.quiet import first_line
@@ -21,9 +21,13 @@ if TYPE_CHECKING:
     from collections.abc import Mapping
     from pathlib import Path
 
+    import numpy as np
     import torch
+    from numpy.typing import NDArray
 
 Scalar = int | float | bool | str
+PackedKind = Literal["Q8_0", "Q4_0", "Q4_1"]
+"""Quantisations that the native kernels multiply with as they are stored."""
 
 _MAGIC = b"GGUF"
 _STRING, _ARRAY = 8, 9
@@ -59,28 +63,75 @@ class GGUFFile:
 
     def read(self, name: str, dtype: torch.dtype) -> torch.Tensor:
         """One tensor, unpacked to ``dtype``. Raises ``ModelError`` for a quantisation that cannot be read."""
+        info = self.tensors[name]
+        try:
+            return _unpack(self._rows(info), info.type_id, dtype).reshape(info.shape)
+        except NotImplementedError as error:
+            raise ModelError(
+                f"{self.path}: tensor {name!r} is stored as {_kind(info)}, which cannot be read"
+            ) from error
+
+    def read_packed(self, name: str) -> PackedRows | None:
+        """One matrix as it is stored; None for any other tensor, or blocks that are of no ``PackedKind``."""
         import numpy as np
         import torch
-        from gguf.constants import GGMLQuantizationType
-        from gguf.quants import dequantize
 
         info = self.tensors[name]
-        kind = GGMLQuantizationType(info.type_id)
-        width = info.shape[-1]
+        kind = {known: known for known in get_args(PackedKind)}.get(_kind(info))
+        if kind is None or len(info.shape) != 2:
+            return None
+        return PackedRows(kind, torch.from_numpy(np.array(self._rows(info))), info.shape[1])
+
+    def _rows(self, info: TensorInfo) -> NDArray[np.uint8]:
+        import numpy as np
+
         rows = math.prod(info.shape[:-1])
-        packed = np.memmap(self.path, np.uint8, "r", info.start, (rows, info.nbytes // rows))
-        out = torch.empty(rows, width, dtype=dtype)
-        step = max(1, _CHUNK_VALUES // width)
-        for row in range(0, rows, step):
-            try:
-                values = dequantize(packed[row : row + step], kind)
-            except NotImplementedError as error:
-                raise ModelError(
-                    f"{self.path}: tensor {name!r} is stored as {kind.name}, which cannot be read"
-                ) from error
-            # float16 and float32 come back as views of the read-only map; torch wants memory it may write
-            out[row : row + step] = torch.from_numpy(values if values.flags.writeable else values.copy())
-        return out.reshape(info.shape)
+        return np.memmap(self.path, np.uint8, "r", info.start, (rows, info.nbytes // rows))
+
+
+@dataclass(frozen=True)
+class PackedRows:
+    """A matrix in the blocks of a GGUF file: ``blocks`` is uint8, ``(rows, bytes of a row)``."""
+
+    kind: PackedKind
+    blocks: torch.Tensor
+    columns: int
+
+    @property
+    def shape(self) -> tuple[int, int]:
+        """Rows and columns of the values."""
+        return self.blocks.shape[0], self.columns
+
+    def dense(self, dtype: torch.dtype) -> torch.Tensor:
+        """The values in ``dtype``."""
+        from gguf.constants import GGMLQuantizationType
+
+        return _unpack(self.blocks.numpy(), GGMLQuantizationType[self.kind].value, dtype)
+
+
+def _unpack(packed: NDArray[np.uint8], type_id: int, dtype: torch.dtype) -> torch.Tensor:
+    """Values ``(rows, columns)`` of packed rows. NotImplementedError for a quantisation that ``gguf`` cannot undo."""
+    import torch
+    from gguf.constants import GGML_QUANT_SIZES, GGMLQuantizationType
+    from gguf.quants import dequantize
+
+    kind = GGMLQuantizationType(type_id)
+    rows, row_bytes = packed.shape
+    block, block_bytes = GGML_QUANT_SIZES[kind]
+    width = row_bytes // block_bytes * block
+    out = torch.empty(rows, width, dtype=dtype)
+    step = max(1, _CHUNK_VALUES // width)
+    for row in range(0, rows, step):
+        values = dequantize(packed[row : row + step], kind)
+        # float16 and float32 come back as views of the read-only map; torch wants memory it may write
+        out[row : row + step] = torch.from_numpy(values if values.flags.writeable else values.copy())
+    return out
+
+
+def _kind(info: TensorInfo) -> str:
+    from gguf.constants import GGMLQuantizationType
+
+    return str(GGMLQuantizationType(info.type_id).name)
 
 
 def open_gguf(path: Path) -> GGUFFile:

@@ -7,6 +7,7 @@ the gemma converter stores norm weights with 1 added. Both are undone here.
 from __future__ import annotations
 
 import re
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from outrider.errors import ModelError
@@ -17,7 +18,7 @@ if TYPE_CHECKING:
 
     import torch
 
-    from outrider.models.gguf_file import GGUFFile
+    from outrider.models.gguf_file import GGUFFile, PackedRows
 
 ARCHITECTURES = ("llama", "qwen2", "qwen3", "gemma3")
 
@@ -53,6 +54,24 @@ def read_gguf_tensors(file: GGUFFile, dtype: torch.dtype) -> Iterator[tuple[str,
     A model with tied embeddings has no ``lm_head.weight``. Raises ``ModelError`` for a tensor without a known place:
     leaving one out would be a different model.
     """
+    for name, target in _places(file):
+        yield target, _restore(file, name, dtype)
+
+
+def read_packed_gguf_tensors(file: GGUFFile, dtype: torch.dtype) -> Iterator[tuple[str, torch.Tensor | PackedRows]]:
+    """The same, but matrices in blocks of a ``PackedKind`` stay as they are stored."""
+    for name, target in _places(file):
+        packed = file.read_packed(name)
+        if packed is None:
+            yield target, _restore(file, name, dtype)
+        else:
+            heads = _paired_heads(file, name)
+            # Blocks lie within rows, so rows can be put back in order without unpacking them.
+            yield target, replace(packed, blocks=unpermute(packed.blocks, heads)) if heads else packed
+
+
+def _places(file: GGUFFile) -> Iterator[tuple[str, str]]:
+    """Names in the file and in a Hugging Face checkpoint."""
     architecture = str(file.metadata.get("general.architecture"))
     for name in file.tensors:
         if name in _CONFIGURATION:
@@ -62,7 +81,7 @@ def read_gguf_tensors(file: GGUFFile, dtype: torch.dtype) -> Iterator[tuple[str,
             raise ModelError(
                 f"{file.path}: tensor {name!r} has no place in a {architecture!r} model; the file cannot be used"
             )
-        yield target, _restore(file, architecture, name, file.read(name, dtype))
+        yield name, target
 
 
 def hugging_face_name(architecture: str, name: str) -> str | None:
@@ -77,19 +96,27 @@ def hugging_face_name(architecture: str, name: str) -> str | None:
     return None
 
 
-def _restore(file: GGUFFile, architecture: str, name: str, tensor: torch.Tensor) -> torch.Tensor:
-    if architecture == "gemma3" and name.endswith("_norm.weight"):
+def _restore(file: GGUFFile, name: str, dtype: torch.dtype) -> torch.Tensor:
+    if file.metadata.get("general.architecture") == "gemma3" and name.endswith("_norm.weight"):
         # in float32, as stored: bfloat16 near 1 has steps of 1/128, and the subtraction would keep that error
-        return (file.read(name, _float32()) - 1).to(tensor.dtype)
-    if architecture == "llama" and (".attn_q." in name or ".attn_k." in name):
-        metadata = Metadata(file, architecture)
-        heads = metadata.whole("attention.head_count")
-        if ".attn_k." in name:
-            heads = metadata.whole("attention.head_count_kv", heads)
-        if tensor.shape[0] % (2 * heads):
-            raise ModelError(f"{file.path}: the {tensor.shape[0]} rows of {name!r} are no pairs for {heads} heads")
-        return unpermute(tensor, heads)
-    return tensor
+        return (file.read(name, _float32()) - 1).to(dtype)
+    heads = _paired_heads(file, name)
+    tensor = file.read(name, dtype)
+    return unpermute(tensor, heads) if heads else tensor
+
+
+def _paired_heads(file: GGUFFile, name: str) -> int | None:
+    """Heads of a tensor whose rows the converter interleaved; None for every other tensor."""
+    if file.metadata.get("general.architecture") != "llama" or not (".attn_q." in name or ".attn_k." in name):
+        return None
+    metadata = Metadata(file, "llama")
+    heads = metadata.whole("attention.head_count")
+    if ".attn_k." in name:
+        heads = metadata.whole("attention.head_count_kv", heads)
+    rows = file.tensors[name].shape[0]
+    if rows % (2 * heads):
+        raise ModelError(f"{file.path}: the {rows} rows of {name!r} are no pairs for {heads} heads")
+    return heads
 
 
 def unpermute(tensor: torch.Tensor, heads: int) -> torch.Tensor:

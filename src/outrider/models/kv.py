@@ -42,11 +42,13 @@ class KVSlots:
         used, self._used[index] = self._used[index], 0
         return index, used
 
-    def close(self, sequence_id: int) -> None:
-        """Free the slot; unknown ids are ignored."""
+    def close(self, sequence_id: int) -> int | None:
+        """Free the slot and return its index; unknown ids are ignored."""
         slot = self._slots.pop(sequence_id, None)
-        if slot is not None:
-            self._free.append(slot.index)
+        if slot is None:
+            return None
+        self._free.append(slot.index)
+        return slot.index
 
     def index(self, sequence_id: int) -> int:
         return self._slots[sequence_id].index
@@ -78,12 +80,10 @@ class KVSlots:
         slot.length = length
 
 
-def allocate_kv(shape: tuple[int, int, int, int, int, int], dtype: torch.dtype) -> torch.Tensor:
-    """Zeros of shape ``(layers, 2, slots, kv_heads, positions, head_dim)``, keys before values.
+def check_kv_memory(shape: tuple[int, int, int, int, int, int], dtype: torch.dtype) -> int:
+    """Bytes of keys and values of shape ``(layers, 2, slots, kv_heads, positions, head_dim)``.
 
-    The system maps zero pages only when they are written, so unused slots cost address space, not memory; and a
-    masked position always holds finite numbers, which zero weights erase. Raises ConfigError for a plan
-    that this machine could not hold once every slot is full.
+    Raises ConfigError for a plan that this machine could not hold once every slot is full.
     """
     size, memory = math.prod(shape) * dtype.itemsize, physical_memory()
     if size > memory:
@@ -91,6 +91,16 @@ def allocate_kv(shape: tuple[int, int, int, int, int, int], dtype: torch.dtype) 
             f"max_num_seqs={shape[2]} slots of {shape[4]} tokens need {size / 1e9:.1f} GB for keys and values, "
             f"and this machine has {memory / 1e9:.1f} GB of memory; reduce max_model_len or max_num_seqs"
         )
+    return size
+
+
+def allocate_kv(shape: tuple[int, int, int, int, int, int], dtype: torch.dtype) -> torch.Tensor:
+    """Zeros of that shape, keys before values. Raises ConfigError (see ``check_kv_memory``).
+
+    The system maps zero pages only when they are written, so unused slots cost address space, not memory; and a
+    masked position always holds finite numbers, which zero weights erase.
+    """
+    size = check_kv_memory(shape, dtype)
     raw = np.zeros(size + _ALIGNMENT, dtype=np.uint8)
     skip = -raw.ctypes.data % _ALIGNMENT
     return torch.from_numpy(raw[skip : skip + size]).view(dtype).view(shape)

@@ -5,12 +5,14 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from outrider.config import check_dtype, is_whole
-from outrider.errors import ConfigError, ModelError, OutriderError
+from outrider import kernels
+from outrider.config import Quantization, check_dtype, check_quantization, is_whole
+from outrider.errors import CapabilityError, ConfigError, ModelError, OutriderError
 from outrider.models.quiet import first_line
 from outrider.models.resolve import ModelFiles, resolve
 
 if TYPE_CHECKING:
+    from collections.abc import Iterator
     from os import PathLike
 
     import torch
@@ -18,6 +20,7 @@ if TYPE_CHECKING:
 
     from outrider.models.base import TargetRunner
     from outrider.models.decoder import DecoderConfig
+    from outrider.models.gguf_file import PackedRows
     from outrider.models.tokenizer import Tokenizer
 
 __all__ = ["LoadedModel", "ModelFiles", "load_runner"]
@@ -42,11 +45,13 @@ def load_runner(
     max_num_seqs: int = 8,
     max_model_len: int | None = None,
     longest: int | None = None,
+    quantization: str | None = None,
     trust_remote_code: bool = False,
 ) -> LoadedModel:
     """Load a demo name, folder, GGUF file or Hub id; ``max_model_len`` defaults to the model's own, up to ``longest``
     (``DEFAULT_MODEL_LEN`` unless given; when given, it also serves a model that does not say how long it is).
-    Raises ``ConfigError``, ``ModelError`` or ``FetchError``; settings are checked before weights are read.
+    ``quantization``: see ``LLM``. Raises ``ConfigError`` (``CapabilityError`` for what this runner cannot do),
+    ``ModelError`` or ``FetchError``; settings are checked before weights are read.
     """
     import torch
 
@@ -54,7 +59,11 @@ def load_runner(
     from outrider.models.tokenizer import load_tokenizer
 
     torch_dtype: torch.dtype = getattr(torch, check_dtype(dtype))
+    packing = check_quantization(quantization)
+    check_kernels(packing)
     files = resolve(ref, trust_remote_code=trust_remote_code)
+    if packing == "gguf" and files.gguf is None:
+        raise ConfigError(f"quantization='gguf': {files.name} is no GGUF file; use a GGUF file, or quantization='int8'")
     config = read_config(files, trust_remote_code=trust_remote_code)
     length = model_length(config, max_model_len, files.name, longest)
     tokenizer = load_tokenizer(files, trust_remote_code=trust_remote_code)
@@ -62,11 +71,21 @@ def load_runner(
         files,
         config,
         dtype=torch_dtype,
+        quantization=packing,
         max_num_seqs=max_num_seqs,
         max_model_len=length,
         trust_remote_code=trust_remote_code,
     )
     return LoadedModel(runner, tokenizer, files)
+
+
+def check_kernels(quantization: Quantization | None) -> None:
+    """Raises ``CapabilityError`` for a quantization without native kernels, ``ConfigError`` for unusable settings of
+    them."""
+    if quantization is None:
+        kernels.load()
+    else:
+        kernels.require(f"quantization={quantization!r}")
 
 
 def model_length(config: PretrainedConfig, wanted: int | None, name: str, longest: int | None = None) -> int:
@@ -91,6 +110,7 @@ def _runner(
     config: PretrainedConfig,
     *,
     dtype: torch.dtype,
+    quantization: Quantization | None,
     max_num_seqs: int,
     max_model_len: int,
     trust_remote_code: bool,
@@ -99,15 +119,19 @@ def _runner(
 
     own = _decoder_config(config, files.name)
     if own is not None:
-        from outrider.models.checkpoint import read_tensors
-
         return decoder.DecoderRunner.load(
             own,
-            read_tensors(files, dtype),
+            _tensors(files, dtype, quantization),
             dtype=dtype,
+            quantization=quantization,
             max_num_seqs=max_num_seqs,
             max_model_len=max_model_len,
             name=files.name,
+        )
+    if quantization is not None:
+        raise CapabilityError(
+            f"quantization={quantization!r}: {files.name} runs on Transformers, and only Outrider's own decoder has "
+            "quantizations; leave it out"
         )
     from outrider.models.hf import HFRunner
 
@@ -119,6 +143,20 @@ def _runner(
         trust_remote_code=trust_remote_code,
         name=files.name,
     )
+
+
+def _tensors(
+    files: ModelFiles, dtype: torch.dtype, quantization: Quantization | None
+) -> Iterator[tuple[str, torch.Tensor | PackedRows]]:
+    import torch
+
+    from outrider.models import checkpoint
+
+    if quantization == "gguf":
+        yield from checkpoint.read_packed_tensors(files, dtype)
+    else:
+        # What is quantised here is quantised from the file's own values.
+        yield from checkpoint.read_tensors(files, dtype if quantization is None else torch.float32)
 
 
 def _decoder_config(config: PretrainedConfig, name: str) -> DecoderConfig | None:
