@@ -1,11 +1,12 @@
 """How close is a decoding step to the memory limit, and what do extra rows cost?
 
-    python benchmarks/decoder.py            # bf16 and fp32, engine and Transformers; about two minutes
+    python benchmarks/decoder.py            # all kinds of weights, engine and Transformers; about three minutes
     python benchmarks/decoder.py --quick    # fewer rounds, steps only
 
-Steps of 1, 5 and 9 tokens and a batch of 8, at 256 tokens of context with logits for all rows, measured in turn
+Steps of 1, 5, 9 and 17 tokens and a batch of 8, at 256 tokens of context with logits for all rows, measured in turn
 together with memory bandwidth, so that a noisy machine disturbs all alike; medians. The limit is the time to read
-every weight once. Prints a card, a table and one JSON line.
+every weight once. With native kernels also: int8 weights, a prompt of 512 tokens against torch ops, and a step right
+after a torch operation. Prints a card, a table and one JSON line.
 """
 
 from __future__ import annotations
@@ -20,16 +21,18 @@ from functools import partial
 from typing import Any
 
 import torch
+from runners import DENSE, QUANTISED, load
 
-from outrider import LLM, SamplingParams
+from outrider import LLM, SamplingParams, kernels
 from outrider.hardware import processor, read_bandwidth
 from outrider.models.base import Feed
-from outrider.models.load import LoadedModel, load_runner
+from outrider.models.load import LoadedModel
 from outrider.models.quiet import quiet_transformers
 
 CONTEXT = 256
 BATCH = 8
-STEPS = {"1 token": (1, 1), "5 tokens": (5, 1), "9 tokens": (9, 1), "8 x 1 token": (1, BATCH)}
+STEPS = {"1 token": (1, 1), "5 tokens": (5, 1), "9 tokens": (9, 1), "17 tokens": (17, 1), "8 x 1 token": (1, BATCH)}
+PROMPT = 512
 NEW_TOKENS = 64
 
 
@@ -54,16 +57,16 @@ def prompt_of(vocab: int) -> tuple[int, ...]:
     return tuple((i * i * 7 + 3 * i + 1) % vocab for i in range(CONTEXT))
 
 
-def weight_bytes(model: str, dtype: torch.dtype) -> int:
-    """Bytes a one-token step must read: every weight once (a tied table serves as the head), no table lookups."""
+def weight_count(model: str) -> int:
+    """Weights that a one-token step must read: every one once (a tied table serves as the head), no table lookups."""
     from outrider.models.checkpoint import read_config, read_tensors
     from outrider.models.resolve import resolve
 
     files = resolve(model)
     tied = read_config(files).tie_word_embeddings
-    sizes = {name: tensor.numel() for name, tensor in read_tensors(files, dtype)}
+    sizes = {name: tensor.numel() for name, tensor in read_tensors(files, torch.bfloat16)}
     table = sizes.pop("model.embed_tokens.weight")
-    return (sum(sizes.values()) + (table if tied else 0)) * dtype.itemsize
+    return sum(sizes.values()) + (table if tied else 0)
 
 
 def measure_steps(loaded: LoadedModel, size: int, rounds: int) -> StepTimes:
@@ -90,6 +93,50 @@ def measure_steps(loaded: LoadedModel, size: int, rounds: int) -> StepTimes:
         runner.close(sequence_id)
     medians = {name: statistics.median(values) for name, values in times.items()}
     return StepTimes(medians, size, statistics.median(bandwidths))
+
+
+def measure_prompt(model: str, rounds: int) -> dict[str, float]:
+    """Milliseconds to read a prompt of 512 tokens, bf16, native kernels and torch ops in turn."""
+    times: dict[str, list[float]] = {"native": [], "torch": []}
+    runners = {
+        "native": load(model, DENSE["bf16"], PROMPT, batch=1),
+        "torch": load(model, DENSE["bf16"], PROMPT, batch=1, torch_ops=True),
+    }
+    prompt = prompt_of(runners["native"].runner.vocab_size) * (PROMPT // CONTEXT)
+    for loaded in runners.values():
+        loaded.runner.open(0)
+    for turn in range(rounds + 1):
+        for name, loaded in runners.items():
+            loaded.runner.commit(0, 0)
+            milliseconds = _milliseconds(partial(loaded.runner.score, [Feed(0, prompt, 1)]))
+            if turn > 0:
+                times[name].append(milliseconds)
+    native, torch_ops = (statistics.median(times[name]) for name in runners)
+    return {"prompt_512_ms": native, "prompt_512_torch_ops_ms": torch_ops, "prompt_vs_torch_ops": torch_ops / native}
+
+
+def measure_after_torch(model: str, rounds: int) -> dict[str, float]:
+    """A step right after a torch operation, on one of torch's threads and on all, against one after none."""
+    runner = load(model, DENSE["bf16"], CONTEXT + 64, BATCH).runner
+    prompt = prompt_of(runner.vocab_size)
+    logits_TV = torch.randn(4, runner.vocab_size)
+    runner.open(0)
+    runner.score([Feed(0, prompt, 0)])
+    threads = torch.get_num_threads()
+    times: dict[int, list[float]] = {0: [], 1: [], threads: []}
+    for _ in range(rounds * 2):
+        for count, collected in times.items():
+            for _ in range(3):
+                if count:
+                    torch.set_num_threads(count)
+                    logits_TV.softmax(-1)
+                collected.append(_milliseconds(partial(runner.score, [Feed(0, prompt[:1], 1)])))
+                runner.commit(0, CONTEXT)
+            # The last step's neighbours must not be the next kind's.
+            time.sleep(0.02)
+    torch.set_num_threads(threads)
+    alone, serial, parallel = (statistics.median(values) for values in times.values())
+    return {"after_serial_torch_op": serial / alone, "after_parallel_torch_op": parallel / alone}
 
 
 def measure_engine(model: str, rounds: int) -> dict[str, float]:
@@ -171,28 +218,28 @@ def print_card(model: str, rounds: int) -> None:
     cpu = processor()
     print(f"model      {model}, context {CONTEXT}, logits for all rows")
     print(f"processor  {cpu.model}, {cpu.isa}, {cpu.threads} threads, oneDNN bf16: {cpu.bf16}")
+    native = kernels.load().native
+    print(f"kernels    {f'native, {native.level}, {native.threads} threads' if native else 'torch ops'}")
     print(f"torch      {torch.__version__}; medians of {rounds} rounds, all kinds of step in turn")
 
 
-def print_table(dtype: str, times: StepTimes) -> None:
+def print_table(kind: str, times: StepTimes) -> None:
     """Milliseconds, and how they compare with one token and with the limit."""
-    print(f"\n{dtype}: {times.weight_bytes / 1e6:.0f} MB of weights, {times.bandwidth / 1e9:.1f} GB/s, ", end="")
+    print(f"\n{kind}: {times.weight_bytes / 1e6:.0f} MB of weights, {times.bandwidth / 1e9:.1f} GB/s, ", end="")
     print(f"limit {times.limit:.2f} ms")
     print(f"  {'step':<12} {'ms':>8} {'/ 1 token':>10} {'/ limit':>8}")
     for name, value in times.milliseconds.items():
         print(f"  {name:<12} {value:8.2f} {times.over_one(name):10.2f} {value / times.limit:8.2f}")
 
 
-def figures(bf16: StepTimes, fp32: StepTimes) -> dict[str, float]:
+def figures(times: dict[str, StepTimes]) -> dict[str, float]:
     """The figures that are watched from one version to the next."""
-    return {
-        "limit_ratio_bf16": bf16.milliseconds["1 token"] / bf16.limit,
-        "ratio_5_bf16": bf16.over_one("5 tokens"),
-        "ratio_9_bf16": bf16.over_one("9 tokens"),
-        "batch8_gain": BATCH / bf16.over_one("8 x 1 token"),
-        "limit_ratio_fp32": fp32.milliseconds["1 token"] / fp32.limit,
-        "ratio_9_fp32": fp32.over_one("9 tokens"),
-    }
+    result = {}
+    for kind, each in times.items():
+        result[f"limit_ratio_{kind}"] = each.milliseconds["1 token"] / each.limit
+        for count in (5, 9, 17):
+            result[f"ratio_{count}_{kind}"] = each.over_one(f"{count} tokens")
+    return result | {"batch8_gain": BATCH / times["bf16"].over_one("8 x 1 token")}
 
 
 def main() -> None:
@@ -204,13 +251,16 @@ def main() -> None:
     args = parser.parse_args()
     rounds = 7 if args.quick else args.rounds
     print_card(args.model, rounds)
+    native = kernels.load().native is not None
+    count = weight_count(args.model)
     times = {}
-    for dtype in ("bfloat16", "float32"):
-        size = weight_bytes(args.model, getattr(torch, dtype))
-        loaded = load_runner(args.model, dtype=dtype, max_num_seqs=BATCH, max_model_len=CONTEXT + 64)
-        times[dtype] = measure_steps(loaded, size, rounds)
-        print_table(dtype, times[dtype])
-    result = figures(times["bfloat16"], times["float32"])
+    for name, kind in (DENSE | QUANTISED if native else DENSE).items():
+        loaded = load(args.model, kind, CONTEXT + 64, BATCH)
+        times[name] = measure_steps(loaded, count * kind.itemsize, rounds)
+        print_table(name, times[name])
+    result = figures(times)
+    if native:
+        result |= measure_prompt(args.model, max(3, rounds // 5)) | measure_after_torch(args.model, rounds)
     if not args.quick:
         result |= measure_engine(args.model, max(3, rounds // 5))
     record = {
