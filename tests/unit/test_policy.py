@@ -9,8 +9,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from outrider.errors import RequestError
+from outrider.sampling import policy as policy_module
+from outrider.sampling.arrays import Floats
 from outrider.sampling.params import SamplingParams
-from outrider.sampling.policy import fit_vocabulary, policy, target_logprobs
+from outrider.sampling.policy import PolicyRows, fit_vocabulary, policy, target_logprobs
 
 NO_STOPS: frozenset[int] = frozenset()
 
@@ -89,6 +91,32 @@ def test_rows_of_a_real_vocabulary_have_the_same_bits_too(params: SamplingParams
     together_TV = policy(logits_TV, params, 0, NO_STOPS)
     for i in range(6):
         assert torch.equal(together_TV[i : i + 1], policy(logits_TV[i : i + 1], params, 0, NO_STOPS))
+
+
+def test_a_row_is_made_when_it_is_asked_for_and_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    made: list[float] = []
+
+    def noted(logits_V: Floats, params: SamplingParams) -> Floats:
+        made.append(logits_V[0])
+        return log_weights(logits_V, params)
+
+    log_weights = policy_module._log_weights
+    monkeypatch.setattr(policy_module, "_log_weights", noted)
+    logits_TV = random_logits(4, 30)
+    rows = PolicyRows(logits_TV.numpy(), FILTERS[-1], 0, NO_STOPS)
+    assert len(rows) == 4
+    assert made == []
+    asked = [rows[2], rows[0], rows[2]]
+    assert made == [logits_TV[2, 0], logits_TV[0, 0]]
+    assert torch.equal(torch.stack(asked), policy(logits_TV, FILTERS[-1], 0, NO_STOPS)[[2, 0, 2]])
+
+
+@pytest.mark.parametrize("params", FILTERS)
+def test_rows_that_are_not_normalised_have_the_same_law(params: SamplingParams) -> None:
+    logits_TV = random_logits(5, 3000)
+    rows = PolicyRows(logits_TV.numpy(), params, 0, NO_STOPS, normalised=False)
+    for row, logp_V in enumerate(policy(logits_TV, params, 0, NO_STOPS)):
+        torch.testing.assert_close(torch.softmax(rows[row].double(), -1), logp_V.double().exp(), rtol=1e-5, atol=0)
 
 
 def test_stop_tokens_are_impossible_in_the_rows_before_min_tokens() -> None:

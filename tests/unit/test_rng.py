@@ -27,11 +27,13 @@ def logs(probabilities: tuple[float, ...] = PROBABILITIES) -> torch.Tensor:
 
 
 def emitted(seed: int, count: int, logp_V: torch.Tensor, shared: bool = False) -> list[int]:
-    return [KeyedRandomness(seed, shared).round(start).emit(0, logp_V) for start in range(count)]
+    randomness = KeyedRandomness(seed, shared)
+    return [randomness.round(start).emit(0, logp_V) for start in range(count)]
 
 
 def drafted(seed: int, count: int, logq_V: torch.Tensor, i: int = 0) -> list[int]:
-    return [KeyedRandomness(seed, False).round(start).draft(i, logq_V) for start in range(count)]
+    randomness = KeyedRandomness(seed, False)
+    return [randomness.round(start).draft(i, logq_V) for start in range(count)]
 
 
 def test_the_stream_is_pinned() -> None:
@@ -50,6 +52,16 @@ def test_emit_depends_on_position_and_not_on_the_round() -> None:
     assert len({randomness.round(20 - i).emit(i, flat_V) for i in range(9)}) == 1
     assert len(set(emitted(3, 20, flat_V))) > 15
     assert emitted(3, 20, flat_V) != emitted(4, 20, flat_V)
+
+
+def test_a_draw_does_not_depend_on_the_draws_before_it() -> None:
+    flat_V = torch.zeros(5001)
+    used = KeyedRandomness(3, False)
+    used.round(4).emit(1, flat_V), used.round(9).accept(0, 0.5), used.round(9).draft(2, flat_V[:7])
+    for start in (7, 2):
+        fresh = KeyedRandomness(3, False)
+        assert used.round(start).emit(1, flat_V) == fresh.round(start).emit(1, flat_V)
+        assert used.round(start).draft(1, flat_V) == KeyedRandomness(3, False).round(start).draft(1, flat_V)
 
 
 def test_draft_shares_the_noise_of_emit_only_when_coupled() -> None:
@@ -126,6 +138,38 @@ def test_acceptances_are_independent_over_positions_and_rounds() -> None:
     for first, second in pairs:
         assert chi_square(np.bincount(2 * first + second, minlength=4), joint) < limit
     assert chi_square(np.bincount(3 * grid[:, 0], minlength=4), joint) > limit
+
+
+FEW = [3, 11, 4097, 30001, 49151]
+
+
+def rows_to_race() -> dict[str, torch.Tensor]:
+    noise_V = torch.randn(49152, generator=torch.Generator().manual_seed(0))
+    only_few_V, far_behind_V = torch.full((49152,), -torch.inf), torch.full((49152,), -8.5)
+    only_few_V[FEW], far_behind_V[123] = noise_V[FEW], 0.0
+    return {
+        "peaked": torch.log_softmax(6 * noise_V, -1),
+        "flat": torch.zeros(49152),
+        "one ahead of a heavy tail": far_behind_V,
+        "half of it impossible": torch.where(noise_V > 0, 3 * noise_V, -torch.inf),
+        "a few": only_few_V,
+        "many low ids": torch.where((torch.arange(49152) < 900) & (noise_V > 0), noise_V, -torch.inf),
+        "unnormalised": 2 * noise_V - 5000,
+        "a small vocabulary": noise_V[:7],
+    }
+
+
+@pytest.mark.parametrize("kind", rows_to_race())
+def test_the_winner_is_that_of_a_race_of_all_tokens(kind: str) -> None:
+    """Noise is made and logarithms are taken only where they could matter; by the definition, here of every token."""
+    row_V = rows_to_race()[kind]
+    winners = []
+    for position in range(60):
+        philox = np.random.Philox(key=[7, 1], counter=[0, 0, position, 0])
+        words = philox.random_raw((len(row_V) + 1) // 2).view(np.uint32)[: len(row_V)]
+        winners.append(int((row_V.numpy() - _log_exponentials(words)).argmax()))
+    assert emitted(7, 60, row_V) == winners
+    assert len(set(winners)) > 2, "tokens other than the likeliest win, or this shows little"
 
 
 def test_certain_and_impossible_events() -> None:

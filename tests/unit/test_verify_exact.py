@@ -25,7 +25,7 @@ from outrider.verify.reference import (
 if TYPE_CHECKING:
     import torch
 
-    from outrider.verify.base import Draws, Verifier
+    from outrider.verify.base import Draws, Rows, Verifier
 
 EXACT = 1e-12
 WRONG = 1e-2
@@ -108,9 +108,9 @@ class InFloat32:
         self.name: str = inner.name
         self._inner = inner
 
-    def judge(self, draft: Draft, logp_TV: torch.Tensor, draws: Draws) -> Verdict:
+    def judge(self, draft: Draft, logp_TV: Rows, draws: Draws) -> Verdict:
         logq_KV = None if draft.logq_KV is None else draft.logq_KV.float()
-        return self._inner.judge(Draft(draft.tokens, logq_KV), logp_TV.float(), draws)
+        return self._inner.judge(Draft(draft.tokens, logq_KV), torch.stack([logp_TV[i] for i in range(len(logp_TV))]).float(), draws)
 
 
 @pytest.mark.parametrize("name", ["standard", "block", "coupled"])
@@ -146,7 +146,7 @@ def test_rules_that_ignore_the_draft_distribution_cannot_be_misled_by_it(name: s
 class FromTarget:
     """Draws that replace a refused token from the target instead of the residual: a common mistake."""
 
-    def __init__(self, draws: Draws, logp_TV: torch.Tensor) -> None:
+    def __init__(self, draws: Draws, logp_TV: Rows) -> None:
         self._draws = draws
         self._logp_TV = logp_TV
 
@@ -158,12 +158,12 @@ class FromTarget:
 
 
 class ReplacesFromTarget(InFloat32):
-    def judge(self, draft: Draft, logp_TV: torch.Tensor, draws: Draws) -> Verdict:
+    def judge(self, draft: Draft, logp_TV: Rows, draws: Draws) -> Verdict:
         return self._inner.judge(draft, logp_TV, FromTarget(draws, logp_TV))
 
 
 class KeepsOneTooMany(InFloat32):
-    def judge(self, draft: Draft, logp_TV: torch.Tensor, draws: Draws) -> Verdict:
+    def judge(self, draft: Draft, logp_TV: Rows, draws: Draws) -> Verdict:
         verdict = self._inner.judge(draft, logp_TV, draws)
         if verdict.kept == len(draft.tokens):
             return verdict

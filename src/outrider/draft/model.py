@@ -16,7 +16,8 @@ import torch
 
 from outrider.errors import CapabilityError
 from outrider.models.base import Feed, TargetRunner
-from outrider.sampling.policy import fit_vocabulary, policy
+from outrider.sampling.arrays import as_floats
+from outrider.sampling.policy import PolicyRows, fit_vocabulary
 from outrider.types import Draft, RequestState
 
 if TYPE_CHECKING:
@@ -48,10 +49,12 @@ class _Drafting:
         """Choose the next draft token and keep the very row it was chosen from."""
         i = len(self.tokens)
         generated = len(self.sequence.tokens) - self.sequence.prompt_length + i
-        logits_1V = fit_vocabulary(logits_V[None], vocab_size)
-        logq_V = policy(logits_1V, self.sequence.params, generated, self.stop_ids)[0]
+        logits_1V = as_floats(fit_vocabulary(logits_V[None], vocab_size))
+        # As the target's own rows: where noise is shared only the winner counts, and equal logits have equal winners.
+        normalised = not self.sequence.randomness.shared_noise
+        logq_V = PolicyRows(logits_1V, self.sequence.params, generated, self.stop_ids, normalised)[0]
         if self.sequence.params.greedy:
-            token = int(logq_V.argmax())
+            token = int(logq_V.numpy().argmax())
         else:
             token = self.draws.draft(i, logq_V)
             self.logq.append(logq_V)

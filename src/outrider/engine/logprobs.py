@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 
+import numpy as np
 import torch
 
 from outrider.sampling.policy import target_logprobs
@@ -23,7 +24,8 @@ def logprob_rows(
 
 def _row(logp_V: torch.Tensor, token: int, top: int, text_of: Callable[[int], str]) -> dict[int, Logprob]:
     chosen = float(logp_V[token])
-    row = {token: Logprob(chosen, int((logp_V > chosen).sum()) + 1, text_of(token))}
+    rank = int(np.count_nonzero(logp_V.numpy() > chosen)) + 1
+    row = {token: Logprob(chosen, rank, text_of(token))}
     if top:
         values, ids = torch.topk(logp_V, min(top, logp_V.shape[-1]))
         for rank, (value, other) in enumerate(zip(values.tolist(), ids.tolist(), strict=True), start=1):

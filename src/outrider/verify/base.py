@@ -26,18 +26,31 @@ class Draws(Protocol):
         ...
 
 
+class Rows(Protocol):
+    """The target's distributions, a row (V,) for every position: a tensor (T, V), or rows made when they are asked for.
+
+    On the CPU, and of a dtype that numpy knows.
+    """
+
+    def __len__(self) -> int: ...
+    def __getitem__(self, i: int, /) -> torch.Tensor: ...
+
+
 class Verifier(Protocol):
     """Judges a draft against the target's distribution."""
 
     name: str
     lossless: bool
     shared_noise: bool
-    """Whether draft tokens are to be drawn with the noise ``Draws.emit`` will use (coupling)."""
+    """Whether draft tokens are to be drawn with the noise ``Draws.emit`` will use (coupling).
 
-    def judge(self, draft: Draft, logp_TV: torch.Tensor, draws: Draws) -> Verdict:
+    Such a rule compares tokens and looks at no probability, so its rows need not be normalised.
+    """
+
+    def judge(self, draft: Draft, logp_TV: Rows, draws: Draws) -> Verdict:
         """Keep a prefix of the draft and emit one token after it.
 
         ``logp_TV`` has ``len(draft.tokens) + 1`` rows: row i is the target's distribution for
-        the token at draft position i, after policy. Mutates nothing.
+        the token at draft position i, after policy. Rows that are not looked at cost nothing. Mutates nothing.
         """
         ...

@@ -11,9 +11,7 @@ from typing import TYPE_CHECKING
 from outrider.types import Draft, Verdict
 
 if TYPE_CHECKING:
-    import torch
-
-    from outrider.verify.base import Draws
+    from outrider.verify.base import Draws, Rows
 
 
 class CoupledVerifier:
@@ -23,9 +21,9 @@ class CoupledVerifier:
     lossless: bool = True
     shared_noise: bool = True
 
-    def judge(self, draft: Draft, logp_TV: torch.Tensor, draws: Draws) -> Verdict:
+    def judge(self, draft: Draft, logp_TV: Rows, draws: Draws) -> Verdict:
         """Draws nothing beyond the first disagreement."""
-        assert logp_TV.shape[0] == len(draft.tokens) + 1, "one row per draft token and one after them"
+        assert len(logp_TV) == len(draft.tokens) + 1, "one row per draft token and one after them"
         for i, guess in enumerate(draft.tokens):
             token = draws.emit(i, logp_TV[i])
             if token != guess:

@@ -9,7 +9,7 @@ from outrider.types import Draft, Verdict
 if TYPE_CHECKING:
     import torch
 
-    from outrider.verify.base import Draws
+    from outrider.verify.base import Draws, Rows
 
 
 class GreedyVerifier:
@@ -22,11 +22,16 @@ class GreedyVerifier:
     lossless: bool = True
     shared_noise: bool = False
 
-    def judge(self, draft: Draft, logp_TV: torch.Tensor, draws: Draws) -> Verdict:  # noqa: ARG002
+    def judge(self, draft: Draft, logp_TV: Rows, draws: Draws) -> Verdict:  # noqa: ARG002
         """Only the order within each row of ``logp_TV`` matters; it need not be normalised."""
-        best = logp_TV.argmax(-1).tolist()
-        assert len(best) == len(draft.tokens) + 1, "one row per draft token and one after them"
-        kept = 0
-        while kept < len(draft.tokens) and draft.tokens[kept] == best[kept]:
-            kept += 1
-        return Verdict(kept, best[kept])
+        assert len(logp_TV) == len(draft.tokens) + 1, "one row per draft token and one after them"
+        for i, guess in enumerate(draft.tokens):
+            best = _argmax(logp_TV[i])
+            if best != guess:
+                return Verdict(i, best)
+        return Verdict(len(draft.tokens), _argmax(logp_TV[len(draft.tokens)]))
+
+
+def _argmax(logp_V: torch.Tensor) -> int:
+    # numpy's takes a tenth of the time of torch's.
+    return int(logp_V.numpy().argmax())

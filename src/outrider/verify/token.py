@@ -9,12 +9,13 @@ from __future__ import annotations
 import math
 from typing import TYPE_CHECKING
 
+import numpy as np
 import torch
 
 from outrider.types import Draft, Verdict
 
 if TYPE_CHECKING:
-    from outrider.verify.base import Draws
+    from outrider.verify.base import Draws, Rows
 
 
 class TokenVerifier:
@@ -24,9 +25,9 @@ class TokenVerifier:
     lossless: bool = True
     shared_noise: bool = False
 
-    def judge(self, draft: Draft, logp_TV: torch.Tensor, draws: Draws) -> Verdict:
+    def judge(self, draft: Draft, logp_TV: Rows, draws: Draws) -> Verdict:
         """``draft.logq_KV`` must be what the tokens were drawn from; None is a point mass on each."""
-        assert logp_TV.shape[0] == len(draft.tokens) + 1, "one row per draft token and one after them"
+        assert len(logp_TV) == len(draft.tokens) + 1, "one row per draft token and one after them"
         for i in range(len(draft.tokens)):
             if not draws.accept(i, math.exp(min(0.0, log_ratio(draft, logp_TV, i)))):
                 return Verdict(i, emit_residual(draft, logp_TV, i, 0.0, draws))
@@ -34,10 +35,10 @@ class TokenVerifier:
         return Verdict(last, draws.emit(last, logp_TV[last]))
 
 
-def log_ratio(draft: Draft, logp_TV: torch.Tensor, i: int) -> float:
+def log_ratio(draft: Draft, logp_TV: Rows, i: int) -> float:
     """log p(x)/q(x) of draft token i; -inf where the target refuses the token outright."""
     token = draft.tokens[i]
-    logp = logp_TV[i, token].item()
+    logp = logp_TV[i][token].item()
     if draft.logq_KV is None:
         return logp
     logq = draft.logq_KV[i, token].item()
@@ -45,25 +46,27 @@ def log_ratio(draft: Draft, logp_TV: torch.Tensor, i: int) -> float:
     return logp - logq
 
 
-def residual(draft: Draft, logp_TV: torch.Tensor, i: int, log_weight: float) -> torch.Tensor:
+def residual(draft: Draft, logp_TV: Rows, i: int, log_weight: float) -> torch.Tensor:
     """log max(0, w·p - q) at draft position i, unnormalised, w = exp(``log_weight``) at most 1; shape (V,).
 
     Against a point mass w·p - 1 is never positive, so the residual is w·p with the draft token taken out.
     """
-    weighted_V = logp_TV[i] + log_weight
+    weighted_V = logp_TV[i].numpy() + log_weight
     if draft.logq_KV is None:
         weighted_V[draft.tokens[i]] = -math.inf
-        return weighted_V
-    logq_V = draft.logq_KV[i].to(weighted_V)
-    difference_V = weighted_V + torch.log1p(-torch.exp(logq_V - weighted_V))
-    return torch.where(weighted_V > logq_V, difference_V, -math.inf)
+        return torch.from_numpy(weighted_V)
+    logq_V = draft.logq_KV[i].to(logp_TV[i]).numpy()
+    # Where q is 0 or not below w·p, the logarithm meets what `where` leaves out.
+    with np.errstate(divide="ignore", invalid="ignore", over="ignore"):
+        difference_V = weighted_V + np.log1p(-np.exp(logq_V - weighted_V))
+    return torch.from_numpy(np.where(weighted_V > logq_V, difference_V, -math.inf))
 
 
-def emit_residual(draft: Draft, logp_TV: torch.Tensor, i: int, log_weight: float, draws: Draws) -> int:
+def emit_residual(draft: Draft, logp_TV: Rows, i: int, log_weight: float, draws: Draws) -> int:
     """The token that replaces draft token i.
 
     A residual without mass means p and q agree and the refusal was a rounding error: then the target itself.
     """
     residual_V = residual(draft, logp_TV, i, log_weight)
-    possible = residual_V.max().item() > -math.inf
+    possible = bool(residual_V.numpy().max() > -math.inf)
     return draws.emit(i, residual_V if possible else logp_TV[i])
