@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 import pytest
+import torch
 
 from outrider.types import Draft, Verdict
 from outrider.verify import verifier_named
@@ -23,8 +24,6 @@ from outrider.verify.reference import (
 )
 
 if TYPE_CHECKING:
-    import torch
-
     from outrider.verify.base import Draws, Rows, Verifier
 
 EXACT = 1e-12
@@ -110,7 +109,8 @@ class InFloat32:
 
     def judge(self, draft: Draft, logp_TV: Rows, draws: Draws) -> Verdict:
         logq_KV = None if draft.logq_KV is None else draft.logq_KV.float()
-        return self._inner.judge(Draft(draft.tokens, logq_KV), torch.stack([logp_TV[i] for i in range(len(logp_TV))]).float(), draws)
+        narrow_TV = torch.stack([logp_TV[i] for i in range(len(logp_TV))]).float()
+        return self._inner.judge(Draft(draft.tokens, logq_KV), narrow_TV, draws)
 
 
 @pytest.mark.parametrize("name", ["standard", "block", "coupled"])
