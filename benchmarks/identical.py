@@ -20,6 +20,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 
 from prompts import load_prompts
+from runners import DENSE, QUANTISED
 
 from outrider import LLM, SamplingParams
 from outrider.config import EngineConfig
@@ -154,23 +155,32 @@ def main() -> int:
     parser.add_argument("--prompts", type=Path, default=None, help="JSONL with 'turns' or 'prompt'")
     parser.add_argument("--limit", type=int, default=None, help="use the first so many prompts")
     parser.add_argument("--max-tokens", type=int, default=96)
-    parser.add_argument("--dtypes", nargs="+", default=["bfloat16", "float32"])
+    parser.add_argument("--kinds", nargs="+", default=[*DENSE], choices=[*DENSE, *QUANTISED], help="of weights")
     parser.add_argument("--passes", type=int, default=8, help="mixed n-gram passes; 8 give every prompt every k")
     parser.add_argument("--every", type=int, default=1, help="use every n-th prompt where drafts run at batch 1")
     args = parser.parse_args()
     texts = load_prompts(args.prompts, args.limit)
     report = {}
-    for dtype in args.dtypes:
-        llm = LLM(args.model, dtype=dtype, speculative_config=None, max_num_seqs=BATCH)
-        draft = load_runner(args.draft or args.model, dtype=dtype, max_num_seqs=BATCH)
+    for name in args.kinds:
+        kind = (DENSE | QUANTISED)[name]
+        llm = LLM(
+            args.model,
+            dtype=kind.dtype,
+            quantization=kind.quantization,
+            speculative_config=None,
+            max_num_seqs=BATCH,
+        )
+        draft = load_runner(
+            args.draft or args.model, dtype=kind.dtype, quantization=kind.quantization, max_num_seqs=BATCH
+        )
         prompts = [llm.chat_tokens([{"role": "user", "content": text}]) for text in texts]
         for row in compare(llm.loaded, draft, prompts, args.max_tokens, args.passes, args.every):
             print(
-                f"{dtype}  {row.name:<46} {row.identical:>5} / {row.total:<5} identical   tau {row.tau:.2f}   "
+                f"{name}  {row.name:<46} {row.identical:>5} / {row.total:<5} identical   tau {row.tau:.2f}   "
                 f"{row.seconds:.0f} s",
                 flush=True,
             )
-            report[f"{dtype}, {row.name}"] = {"identical": row.identical, "total": row.total, "tau": row.tau}
+            report[f"{name}, {row.name}"] = {"identical": row.identical, "total": row.total, "tau": row.tau}
     different = sum(row["total"] - row["identical"] for row in report.values())
     record = {"benchmark": "identical", "model": args.model, "prompts": len(texts), "max_tokens": args.max_tokens}
     print(json.dumps(record | {"processor": asdict(processor()), "different": different, "rows": report}))

@@ -84,7 +84,7 @@ class Decoder:
         for matrix, name in ((embedding, "embedding"), (head, "head")):
             self._fits(matrix, name, vocab_size, hidden_size)
             require(not matrix.gate, f"{name} is gated")
-        self.norm_D = checked(norm_D, "norm", np.float32, hidden_size)
+        self.norm_D = checked(norm_D, "norm", np.float32, hidden_size).copy()
         tables = {"cos": cos_SP, "sin": sin_SP, "local cos": local_cos_SP, "local sin": local_sin_SP}
         for name, table in tables.items():
             checked(table, name, np.float32, positions, head_dim // 2)
@@ -96,7 +96,7 @@ class Decoder:
 
     def add_layer(self, **parts: Any) -> None:
         """Append a layer; the parts are ``_Layer``'s fields."""
-        layer = _Layer(**parts)
+        layer = _Layer(**{name: _copied(part) for name, part in parts.items()})
         require(len(self.layers) < self.num_layers, "more layers than num_layers")
         width, heads = self.hidden, self.heads * self.head_dim
         self._fits(layer.qkv, "qkv", heads + 2 * self.kv_heads * self.head_dim, width)
@@ -258,6 +258,11 @@ class Decoder:
                 weights_P = np.exp(scores_P - scores_P.max())
                 out_HD[head] = weights_P @ values_PHD[:, shared] / weights_P.sum()
         return out_NHD.reshape(len(rows), -1)
+
+
+def _copied(part: Any) -> Any:
+    """An array's copy, of the same dtype and layout, so that mistakes are still seen."""
+    return part.copy(order="K") if isinstance(part, np.ndarray) else part
 
 
 def _rows_of_feed(slot: int, start: int, parents: list[int]) -> list[_Row]:

@@ -1,7 +1,8 @@
 // A product of a few rows or many with a run of blocks: weights stream once, rows pass over each panel while it is in cache.
 #pragma once
 
-constexpr size_t kPanelBytes = 128 << 10;
+// A panel that several passes read fits the first cache beside their inputs; one that is read once need not.
+constexpr size_t kPanelBytes = 128 << 10, kPanelBytesOfMany = 24 << 10;
 
 // Sums of one vector of outputs, scaled where codes are integers, with the bias.
 static inline F finished(const Packed& m, const Inputs& x, int row, const float* acc, int vector) {
@@ -88,7 +89,8 @@ static void run_panel(const Packed& m, const Inputs& x, int rows, const Block& b
 static void multiply(const Packed& m, const Inputs& x, int rows, int b, const char* then, const Sink& sink, float* acc) {
     const Block& block = m.blocks[b];
     const size_t step_bytes = block.vectors * m.vector_step;
-    const int panels = int((step_bytes * m.steps + kPanelBytes - 1) / kPanelBytes);
+    const size_t most = rows > most_rows(m.format) ? kPanelBytesOfMany : kPanelBytes;
+    const int panels = int((step_bytes * m.steps + most - 1) / most);
     std::memset(acc, 0, size_t(rows) * block.vectors * kVector);
     int from = 0;
     for (int panel = 0; panel < panels; ++panel) {

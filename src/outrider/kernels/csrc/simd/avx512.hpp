@@ -5,7 +5,7 @@
 using F = __m512;
 using I = __m512i;
 
-constexpr int kLanes = 16, kWide = 4, kNarrow = 2, kMaxRows = 7, kMaxQuantRows = 5;
+constexpr int kLanes = 16, kWide = 4, kNarrow = 2, kMaxRows = 6, kMaxQuantRows = 5;
 
 static inline F zero() { return _mm512_setzero_ps(); }
 static inline F set1(float x) { return _mm512_set1_ps(x); }
