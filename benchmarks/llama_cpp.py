@@ -6,9 +6,10 @@
 
 llama.cpp lives in a Python environment of its own and must be compiled for this processor: prebuilt wheels leave out
 AVX-512, and would lose for that reason alone. It runs in a child process. The contenders take turns, round by round;
-whoever is not on turn sleeps, which is checked. A GGUF model is unpacked and written again as BF16 and as Q8_0;
-llama.cpp reads both, Outrider the BF16 file, quantising as it loads. A turn is a prefill (shown apart) and 64 tokens.
-Ratios are medians of each round's own. Prints a card, a table and one JSON line.
+whoever is not on turn sleeps, which is checked. A GGUF model is unpacked and written again as BF16 and as Q8_0; both
+read these files, and Outrider's int8 is quantised from BF16 as it loads. A turn is a prefill (shown apart) and 64
+tokens. Ratios are medians of each round's own. Prints a card, a table and one JSON line. Run it on a quiet machine:
+threads that wait for each other lose more than their share to others, and llama.cpp's more than ours.
 """
 
 from __future__ import annotations
@@ -44,13 +45,21 @@ PROMPT_TOKENS = 256
 NEW_TOKENS = 64
 # Threads that wait for work spin a little before they sleep; nobody starts while another's threads do.
 PAUSE = 0.05
-OURS = {"Outrider bf16": None, "Outrider int8-dynamic": "int8-dynamic", "Outrider int8": "int8"}
 THEIRS: dict[str, Stored] = {"llama.cpp BF16": "BF16", "llama.cpp Q8_0": "Q8_0"}
-# Q8_0's products round activations to int8, as int8-dynamic does; "int8" keeps them in bf16.
+OURS: dict[str, tuple[Stored, str | None]] = {
+    "Outrider bf16": ("BF16", None),
+    "Outrider int8-dynamic": ("BF16", "int8-dynamic"),
+    "Outrider int8": ("BF16", "int8"),
+    "Outrider Q8_0": ("Q8_0", "gguf"),
+}
+"""Contender: the file it reads, and how it stores what it reads."""
+ORDER = ("Outrider bf16", "llama.cpp BF16", "Outrider int8-dynamic", "llama.cpp Q8_0", "Outrider int8", "Outrider Q8_0")
+# llama.cpp's Q8_0 products round activations to int8, as int8-dynamic does; the other two keep them in bf16.
 RATIOS = {
     "bf16_vs_llama_cpp_bf16": ("Outrider bf16", "llama.cpp BF16"),
     "int8_vs_llama_cpp_q8_0": ("Outrider int8-dynamic", "llama.cpp Q8_0"),
     "int8_bf16_activations_vs_llama_cpp_q8_0": ("Outrider int8", "llama.cpp Q8_0"),
+    "q8_0_bf16_activations_vs_llama_cpp_q8_0": ("Outrider Q8_0", "llama.cpp Q8_0"),
 }
 """Figure: contender, opponent."""
 
@@ -269,9 +278,6 @@ def text_prompt(llm: LLM) -> list[int]:
     return llm.loaded.tokenizer.encode("\n".join(BUILT_IN * 4))[:PROMPT_TOKENS]
 
 
-# --- measuring --------------------------------------------------------------------------------------------------------
-
-
 def measure(contenders: dict[str, Contender], prompt: Sequence[int], rounds: int) -> dict[str, list[Turn]]:
     """Everybody's turns, round by round; the first round warms up and is left out."""
     turns: dict[str, list[Turn]] = {name: [] for name in contenders}
@@ -330,6 +336,7 @@ def print_card(model: str, rounds: int, threads: int, loaded: dict[str, Any]) ->
     cpu = processor()
     print(f"model      {model}, {PROMPT_TOKENS} tokens of prompt, {NEW_TOKENS} greedy tokens, batch 1")
     print(f"processor  {cpu.model}, {threads} threads each; medians of {rounds} rounds, everybody in turn")
+    print(f"load       {os.getloadavg()[0]:.1f} processes over the last minute, loading included; 1 or so is quiet")
     print(f"Outrider   native kernels, {require('this benchmark').level}")
     print(f"llama.cpp  llama-cpp-python {loaded['version']}: {' '.join(loaded['built'].split())}")
 
@@ -356,16 +363,16 @@ def run(args: argparse.Namespace) -> None:
     torch.set_num_threads(args.threads)
     folder = args.folder or cache_folder() / "benchmarks"
     with llama_process(args.llama_python) as llama:
-        files = {name: stored_as(source, kind, folder) for name, kind in THEIRS.items()}
+        files = {kind: stored_as(source, kind, folder) for kind in THEIRS.values()}
         for path in files.values():
             loaded = llama.ask(load=str(path), threads=args.threads, positions=PROMPT_TOKENS + NEW_TOKENS)
-        models = {name: outrider_model(files["llama.cpp BF16"], how) for name, how in OURS.items()}
+        models = {name: outrider_model(files[kind], quantization) for name, (kind, quantization) in OURS.items()}
         print_card(args.model, args.rounds, args.threads, loaded)
-        theirs = {name: llama_contender(llama, path) for name, path in files.items()}
+        theirs = {name: llama_contender(llama, files[kind]) for name, kind in THEIRS.items()}
         ours = {name: outrider_contender(llm) for name, llm in models.items()}
-        order = ("Outrider bf16", "llama.cpp BF16", "Outrider int8-dynamic", "llama.cpp Q8_0", "Outrider int8")
-        contenders = {name: (ours | theirs)[name] for name in order}
-        turns = measure(contenders, text_prompt(models["Outrider bf16"]), args.rounds)
+        turns = measure(
+            {name: (ours | theirs)[name] for name in ORDER}, text_prompt(models["Outrider bf16"]), args.rounds
+        )
     print_table(turns)
     record = {"benchmark": "llama_cpp", "model": args.model, "rounds": args.rounds, "threads": args.threads}
     record |= {"processor": asdict(processor()), "llama_cpp": {k: loaded[k] for k in ("version", "built")}}

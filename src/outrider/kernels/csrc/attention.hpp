@@ -2,8 +2,8 @@
 // exponentiated and summed alone, and blocks are merged in order (Milakov & Gimelshein 2018).
 //
 // Keys lie as the weights of a product do (kLanes * kWide keys side by side for each dimension), and so do values
-// (dimensions side by side for each key), so both products are tiles. bfloat16 comes in pairs: of dimensions for keys, of
-// keys for values.
+// (dimensions side by side for each key), so both products are tiles. bfloat16 comes in pairs: of dimensions for keys,
+// of keys for values.
 #pragma once
 
 constexpr int kKeysWide = kWide * kLanes;
@@ -21,7 +21,8 @@ static inline size_t key_offset(const Cache& cache, int position, int d) {
     const size_t element = cache.bf16 ? 2 : 4, block = size_t(position / kKeyBlock) * cache.block_stride;
     const size_t part = size_t(position % kKeyBlock / kKeysWide) * kKeysWide * cache.head_dim * element;
     const int lane = position % kKeysWide;
-    return block + part + (cache.bf16 ? (size_t(d / 2) * kKeysWide + lane) * 4 + (d % 2) * 2 : (size_t(d) * kKeysWide + lane) * 4);
+    return block + part +
+           (cache.bf16 ? (size_t(d / 2) * kKeysWide + lane) * 4 + (d % 2) * 2 : (size_t(d) * kKeysWide + lane) * 4);
 }
 
 // Where a block's values of the dimensions from `first` on begin.
@@ -38,15 +39,16 @@ static inline size_t value_offset(const Cache& cache, int position, int d) {
            (cache.bf16 ? (row / 2 * width + lane) * 4 + row % 2 * 2 : (row * width + lane) * 4);
 }
 
-// A position's key and value, both padded with zeros to whole vectors. Every pair of dimensions of the key lies on a cache
-// line of its own.
+// A position's key and value, both padded with zeros to whole vectors. Every pair of dimensions of the key lies on a
+// cache line of its own.
 static void append(const Cache& cache, int position, const float* key, const float* value) {
     const int padded = padded_width(cache.head_dim);
     char* keys = cache.keys + key_offset(cache, position, 0);
     char* values = cache.values + value_offset(cache, position, 0);
     uint16_t narrow[2 * kPadding];
     for (int first = 0; first < padded;) {
-        const int width = dims_of_block(padded - first), inside = cache.head_dim - first < width ? cache.head_dim - first : width;
+        const int width = dims_of_block(padded - first),
+                  inside = cache.head_dim - first < width ? cache.head_dim - first : width;
         if (cache.bf16) {
             for (int i = 0; i < width; i += kLanes) {
                 store_low16(narrow + i, rounded_bits(load(key + first + i)));
@@ -86,8 +88,8 @@ static void copy_position(const Cache& from, int source, const Cache& to, int ta
     }
 }
 
-// Rotates pairs (i, i + half) and scales (RoFormer, Su et al. 2021). Products are not fused, so that whole vectors and what
-// is left over round alike.
+// Rotates pairs (i, i + half) and scales (RoFormer, Su et al. 2021). Products are not fused, so that whole vectors and
+// what is left over round alike.
 static void rotate(float* head, const float* cosines, const float* sines, int half, float scale) {
     int i = 0;
     for (; i + kLanes <= half; i += kLanes) {
@@ -133,7 +135,8 @@ static void score_keys(const Attend& a, int low, int high, float* scores) {
     }
 }
 
-// Weights of keys [low, high) from their scores, their maximum and sum; vectors of keys that are not seen are left alone.
+// Weights of keys [low, high) from their scores, their maximum and sum; vectors of keys that are not seen are left
+// alone.
 static void soften(float* scores, int low, int high, char* weights, bool bf16, float* state) {
     const int first = low / kLanes * kLanes, last = round_up(high, kLanes);
     const F nothing = set1(-__builtin_inff());
@@ -184,7 +187,9 @@ struct Values {
         run_tiles(a.cache.bf16, run, rows * a.group, width / kLanes);
     }
 
-    void add_whole(int row, int rows, int from, int to) const { add(row, rows, from, to, at + size_t(from) * width * 4); }
+    void add_whole(int row, int rows, int from, int to) const {
+        add(row, rows, from, to, at + size_t(from) * width * 4);
+    }
 
     // Of a pair that is seen by half, the other half is left out: a weight of zero would not hide what is not finite.
     void add_half(int row, int unit) const {
@@ -196,8 +201,8 @@ struct Values {
     }
 };
 
-// The weighted values, for every row in the order of its keys: those that come before what all rows see, what all see, and
-// those after.
+// The weighted values, for every row in the order of its keys: those that come before what all rows see, what all see,
+// and those after.
 static void sum_values(const Values& v, int low, int high) {
     const Attend& a = v.a;
     const int keys = v.keys(), from = (low + keys - 1) / keys, to = high / keys > from ? high / keys : from;
@@ -230,7 +235,8 @@ static void attend_block(const Attend& a) {
     score_keys(a, least, most, scores);
     for (int q = 0; q < queries; ++q) {
         const int row = q / a.group;
-        soften(scores + q * kKeyBlock, a.low[row], a.high[row], weights + q * kKeyBlock * weight_bytes, c.bf16, a.state + q * stride);
+        soften(scores + q * kKeyBlock, a.low[row], a.high[row], weights + q * kKeyBlock * weight_bytes, c.bf16,
+               a.state + q * stride);
         std::memset(a.state + q * stride + kLanes, 0, size_t(padded) * 4);
     }
     for (int first = 0; first < padded;) {

@@ -29,11 +29,17 @@ PaddedVector::PaddedVector(const float* values, int size) : memory_(size_t(round
 
 Decoder::Decoder(std::shared_ptr<Pool> pool, const DecoderShape& shape, MatrixPtr embedding, MatrixPtr head,
                  const float* norm, Rotations global, Rotations local)
-    : pool_(std::move(pool)), shape_(shape), embedding_(std::move(embedding)), head_(std::move(head)),
-      norm_(norm, shape.hidden_size), global_(std::move(global)), local_(std::move(local)),
+    : pool_(std::move(pool)),
+      shape_(shape),
+      embedding_(std::move(embedding)),
+      head_(std::move(head)),
+      norm_(norm, shape.hidden_size),
+      global_(std::move(global)),
+      local_(std::move(local)),
       slots_(pool_->level(), shape.num_layers, shape.slots, shape.num_kv_heads, shape.head_dim, shape.positions,
              shape.bf16_kv),
-      scratch_(pool_->threads()), prepared_(pool_->threads()) {
+      scratch_(pool_->threads()),
+      prepared_(pool_->threads()) {
     check_matrix("embedding", embedding_, shape.vocab_size, shape.hidden_size, false);
     check_matrix("head", head_, shape.vocab_size, shape.hidden_size, false);
 }
@@ -41,8 +47,9 @@ Decoder::Decoder(std::shared_ptr<Pool> pool, const DecoderShape& shape, MatrixPt
 void Decoder::check_matrix(const char* name, const MatrixPtr& matrix, int outputs, int inputs, bool gated) const {
     if (matrix->pool() != pool_) refuse(std::string(name) + " was packed for another pool");
     if (matrix->outputs() != outputs || matrix->inputs() != inputs || (matrix->packed().gate != Gate::none) != gated)
-        refuse(std::string(name) + " is " + (matrix->packed().gate != Gate::none ? "gated " : "") + text(matrix->outputs()) +
-               " x " + text(matrix->inputs()) + ", needed is " + (gated ? "gated " : "") + text(outputs) + " x " + text(inputs));
+        refuse(std::string(name) + " is " + (matrix->packed().gate != Gate::none ? "gated " : "") +
+               text(matrix->outputs()) + " x " + text(matrix->inputs()) + ", needed is " + (gated ? "gated " : "") +
+               text(outputs) + " x " + text(inputs));
 }
 
 void Decoder::add_layer(Layer layer) {
@@ -73,13 +80,16 @@ void Decoder::check(const Batch& batch) const {
     std::vector<bool> taken(slots_.count());
     int rows = 0;
     for (int f = 0; f < batch.feeds; ++f) {
-        const int slot = batch.slots[f], start = batch.starts[f], count = batch.counts[f], written = slots_.written(slot);
+        const int slot = batch.slots[f], start = batch.starts[f], count = batch.counts[f],
+                  written = slots_.written(slot);
         if (taken[slot]) refuse("slot " + text(slot) + " has two feeds");
         taken[slot] = true;
         if (start < 0 || start > written)
-            refuse("start " + text(start) + " of slot " + text(slot) + " is not in 0.." + text(written) + ", what was written");
+            refuse("start " + text(start) + " of slot " + text(slot) + " is not in 0.." + text(written) +
+                   ", what was written");
         if (count < 1 || count > slots_.positions() - start)
-            refuse("count " + text(count) + " at " + text(start) + " does not fit " + text(slots_.positions()) + " positions");
+            refuse("count " + text(count) + " at " + text(start) + " does not fit " + text(slots_.positions()) +
+                   " positions");
         if (count > batch.rows - rows) refuse("counts are more than the " + text(batch.rows) + " tokens");
         rows += count;
     }
@@ -92,7 +102,8 @@ void Decoder::check_tree(const Batch& batch) const {
     for (int f = 0; f < batch.feeds; ++f) {
         for (int i = 0; i < batch.counts[f]; ++i) {
             const int parent = batch.parents[first + i];
-            if (parent < -1 || parent >= i) refuse("parent " + text(parent) + " of row " + text(i) + " does not come before it");
+            if (parent < -1 || parent >= i)
+                refuse("parent " + text(parent) + " of row " + text(i) + " does not come before it");
         }
         first += batch.counts[f];
     }

@@ -57,8 +57,8 @@ struct Batch {
 
 class Decoder {
 public:
-    Decoder(std::shared_ptr<Pool> pool, const DecoderShape& shape, MatrixPtr embedding, MatrixPtr head, const float* norm,
-            Rotations global, Rotations local);
+    Decoder(std::shared_ptr<Pool> pool, const DecoderShape& shape, MatrixPtr embedding, MatrixPtr head,
+            const float* norm, Rotations global, Rotations local);
 
     // Throws std::invalid_argument when a matrix has not the sizes that the shape asks for.
     void add_layer(Layer layer);

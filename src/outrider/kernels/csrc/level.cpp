@@ -26,10 +26,9 @@ namespace OUTRIDER_CODE {
 #include "simd/portable.hpp"
 #endif
 #include "tiles.hpp"
+#include "quant_tiles.hpp"
 #include "vectors.hpp"
-
 #include "product.hpp"
-
 #include "attention.hpp"
 
 }  // namespace OUTRIDER_CODE
@@ -37,24 +36,12 @@ namespace OUTRIDER_CODE {
 // Constant, so that loading the library runs no code of this level.
 extern const Level OUTRIDER_JOIN(level_, OUTRIDER_LEVEL);
 constexpr Level OUTRIDER_JOIN(level_, OUTRIDER_LEVEL) = {
-    OUTRIDER_TEXT(OUTRIDER_LEVEL),
-    OUTRIDER_CODE::kLanes,
-    OUTRIDER_CODE::kWide,
-    OUTRIDER_CODE::kNarrow,
-    OUTRIDER_CODE::kBf16Inputs,
-    OUTRIDER_CODE::multiply,
-    OUTRIDER_CODE::prepare_row,
-    OUTRIDER_CODE::norm_row,
-    OUTRIDER_CODE::add_row,
-    OUTRIDER_CODE::rotate,
-    OUTRIDER_CODE::store_query,
-    OUTRIDER_CODE::append,
-    OUTRIDER_CODE::expect,
-    OUTRIDER_CODE::expect_block,
-    OUTRIDER_CODE::copy_position,
-    OUTRIDER_CODE::attend_block,
-    OUTRIDER_CODE::merge,
-    OUTRIDER_CODE::finish,
+    OUTRIDER_TEXT(OUTRIDER_LEVEL), OUTRIDER_CODE::kLanes,       OUTRIDER_CODE::kWide,
+    OUTRIDER_CODE::kNarrow,        OUTRIDER_CODE::kBf16Inputs,  OUTRIDER_CODE::multiply,
+    OUTRIDER_CODE::prepare_row,    OUTRIDER_CODE::norm_row,     OUTRIDER_CODE::add_row,
+    OUTRIDER_CODE::rotate,         OUTRIDER_CODE::store_query,  OUTRIDER_CODE::append,
+    OUTRIDER_CODE::expect,         OUTRIDER_CODE::expect_block, OUTRIDER_CODE::copy_position,
+    OUTRIDER_CODE::attend_block,   OUTRIDER_CODE::merge,        OUTRIDER_CODE::finish,
 };
 
 }  // namespace outrider

@@ -36,7 +36,7 @@ struct Packed {
     int zero_point;  // code that means zero, where codes are offset
     int inputs, outputs;
     int steps;
-    size_t vector_step;   // bytes of one vector's share of a step
+    size_t vector_step;  // bytes of one vector's share of a step
     const char* data;
     const Block* blocks;
     const float* scales;  // by output, when not grouped (q8)
@@ -69,7 +69,8 @@ struct Cache {
     bool bf16;
 };
 
-// One block of attention for rows of `group` queries each; row r sees keys [low[r], high[r]) of the block, at least one.
+// One block of attention for rows of `group` queries each; row r sees keys [low[r], high[r]) of the block, at least
+// one.
 struct Attend {
     Cache cache;
     const char* query;  // prepared, by row and head of the group, `query_stride` bytes apart
@@ -83,9 +84,9 @@ struct Attend {
 
 struct Level {
     const char* name;
-    int lanes;           // floats in a vector
-    int wide, narrow;    // vectors of a full and of a last block; whole blocks of keys are wide
-    bool bf16_inputs;    // bfloat16 inputs stay narrow
+    int lanes;         // floats in a vector
+    int wide, narrow;  // vectors of a full and of a last block; whole blocks of keys are wide
+    bool bf16_inputs;  // bfloat16 inputs stay narrow
 
     void (*multiply)(const Packed&, const Inputs&, int rows, int block, const char* then, const Sink&, float* scratch);
     void (*prepare)(const Packed&, const float* row, char* data, float* scale, float* sum);
@@ -115,8 +116,6 @@ static inline int padded_dim(const Level& level, int head_dim) {
     return (head_dim + unit - 1) / unit * unit;
 }
 static inline size_t attend_scratch(int queries) { return size_t(queries) * kKeyBlock * 8; }
-static inline int state_stride(const Level& level, int head_dim) {
-    return level.lanes + padded_dim(level, head_dim);
-}
+static inline int state_stride(const Level& level, int head_dim) { return level.lanes + padded_dim(level, head_dim); }
 
 }  // namespace outrider

@@ -24,8 +24,9 @@ std::vector<const Level*> available_levels() {
     __builtin_cpu_init();
     [[maybe_unused]] const bool avx2 =
         __builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma") && __builtin_cpu_supports("f16c");
-    [[maybe_unused]] const bool avx512 = avx2 && __builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512bw") &&
-                                         __builtin_cpu_supports("avx512vl") && __builtin_cpu_supports("avx512dq");
+    [[maybe_unused]] const bool avx512 = avx2 && __builtin_cpu_supports("avx512f") &&
+                                         __builtin_cpu_supports("avx512bw") && __builtin_cpu_supports("avx512vl") &&
+                                         __builtin_cpu_supports("avx512dq");
 #ifdef OUTRIDER_HAS_AVX512BF16
     if (avx512 && __builtin_cpu_supports("avx512bf16") && __builtin_cpu_supports("avx512vnni") &&
         __builtin_cpu_supports("avx512vbmi"))

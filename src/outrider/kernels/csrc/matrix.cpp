@@ -192,7 +192,8 @@ void Matrix::read_row(int output, float* out) const {
                 const float least = packed_.minimums ? from_half(half[halves]) : -scale * float(packed_.zero_point);
                 out[column] = scale * code + least;
             } else {
-                const float scale = packed_.grouped ? from_half(half[0]) : packed_.scales[size_t(vector) * lanes + lane];
+                const float scale =
+                    packed_.grouped ? from_half(half[0]) : packed_.scales[size_t(vector) * lanes + lane];
                 out[column] = scale * float(decoded(byte));
             }
         }
@@ -230,8 +231,8 @@ void Prepared::reserve(int rows, int inputs) {
 }
 
 Inputs Prepared::view(const Packed& packed) const {
-    return {data_.as<char>(), round_up(packed.inputs, kPadding) * element_bytes(packed.inputs_as), scale_.as<float>(), sum_.as<float>(),
-            packed.grouped ? packed.steps : 1};
+    return {data_.as<char>(), round_up(packed.inputs, kPadding) * element_bytes(packed.inputs_as), scale_.as<float>(),
+            sum_.as<float>(), packed.grouped ? packed.steps : 1};
 }
 
 void Prepared::prepare(const Level& level, const Packed& packed, int row, const float* values) {

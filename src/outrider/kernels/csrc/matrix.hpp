@@ -35,7 +35,8 @@ struct MatrixShape {
 class Matrix {
 public:
     // Packs the source; `scales` by source row (q8 without groups) and `bias` by source row may be null.
-    Matrix(std::shared_ptr<Pool> pool, const MatrixShape& shape, const Source& source, const float* scales, const float* bias);
+    Matrix(std::shared_ptr<Pool> pool, const MatrixShape& shape, const Source& source, const float* scales,
+           const float* bias);
 
     const Packed& packed() const { return packed_; }
     const std::shared_ptr<Pool>& pool() const { return pool_; }

@@ -40,8 +40,8 @@ template <class A>
 void need_shape(const char* name, const A& array, std::vector<size_t> wanted) {
     for (size_t i = 0; i < wanted.size(); ++i) {
         if (array.shape(i) != wanted[i])
-            refuse(std::string(name) + " has " + std::to_string(array.shape(i)) + " entries in dimension " + std::to_string(i) +
-                   ", needed are " + std::to_string(wanted[i]));
+            refuse(std::string(name) + " has " + std::to_string(array.shape(i)) + " entries in dimension " +
+                   std::to_string(i) + ", needed are " + std::to_string(wanted[i]));
     }
 }
 
@@ -58,7 +58,8 @@ Gate gate_named(const std::string& word) {
 
 InputKind activations_named(const std::string& word, const Level& level) {
     const InputKind bf16 = level.bf16_inputs ? InputKind::bf16 : InputKind::f32_rounded;
-    return one_of<InputKind>("activations", word, {{"float32", InputKind::f32}, {"bfloat16", bf16}, {"int8", InputKind::i8}});
+    return one_of<InputKind>("activations", word,
+                             {{"float32", InputKind::f32}, {"bfloat16", bf16}, {"int8", InputKind::i8}});
 }
 
 MatrixShape shape_of(Format format, InputKind inputs_as, const std::string& gate) {
@@ -69,7 +70,8 @@ MatrixShape shape_of(Format format, InputKind inputs_as, const std::string& gate
     return shape;
 }
 
-MatrixPtr build(std::shared_ptr<Pool> pool, const MatrixShape& shape, const Source& source, const float* scales, const Bias& bias) {
+MatrixPtr build(std::shared_ptr<Pool> pool, const MatrixShape& shape, const Source& source, const float* scales,
+                const Bias& bias) {
     if (shape.rows < 1 || shape.inputs < 1) refuse("a matrix needs at least one row and one input");
     if (shape.gate != Gate::none && shape.rows % 2) refuse("a gated matrix needs as many rows for up as for the gate");
     if (bias) need_shape("bias_O", *bias, {size_t(shape.rows)});
@@ -92,8 +94,8 @@ MatrixPtr dense_bf16(std::shared_ptr<Pool> pool, Array<uint16_t, 2> weight, Bias
     return build(std::move(pool), shape, Bf16Source(weight.data(), shape.inputs), nullptr, bias);
 }
 
-MatrixPtr quantised(std::shared_ptr<Pool> pool, Array<float, 2> weight, Bias bias, int group, const std::string& activations,
-                    const std::string& gate) {
+MatrixPtr quantised(std::shared_ptr<Pool> pool, Array<float, 2> weight, Bias bias, int group,
+                    const std::string& activations, const std::string& gate) {
     if (group != 0 && group != kGroup) refuse("group must be 0 (a scale by output) or 32");
     MatrixShape shape = shape_of(Format::q8, activations_named(activations, pool->level()), gate);
     shape.grouped = group != 0;
@@ -106,9 +108,11 @@ MatrixPtr quantised(std::shared_ptr<Pool> pool, Array<float, 2> weight, Bias bia
 
 MatrixPtr gguf(std::shared_ptr<Pool> pool, Array<uint8_t, 2> blocks, Bias bias, const std::string& kind,
                const std::string& activations, const std::string& gate) {
-    const BlockKind layout = one_of<BlockKind>("kind", kind, {{"Q8_0", BlockKind::q8_0}, {"Q4_0", BlockKind::q4_0}, {"Q4_1", BlockKind::q4_1}});
+    const BlockKind layout = one_of<BlockKind>(
+        "kind", kind, {{"Q8_0", BlockKind::q8_0}, {"Q4_0", BlockKind::q4_0}, {"Q4_1", BlockKind::q4_1}});
     const int bytes = size_of(blocks, 1), block = bytes_of_block(layout);
-    if (bytes % block) refuse("a row of " + std::to_string(bytes) + " bytes is not whole blocks of " + std::to_string(block));
+    if (bytes % block)
+        refuse("a row of " + std::to_string(bytes) + " bytes is not whole blocks of " + std::to_string(block));
     const Format format = layout == BlockKind::q8_0 ? Format::q8 : Format::q4;
     MatrixShape shape = shape_of(format, activations_named(activations, pool->level()), gate);
     shape.grouped = true;
@@ -129,7 +133,8 @@ FloatArray2 array_of(int rows, int columns, std::unique_ptr<float[]> values) {
 }
 
 FloatArray2 multiply(const Matrix& matrix, Array<float, 2> x) {
-    if (size_of(x, 1) != matrix.inputs()) refuse("x_NI has rows of " + std::to_string(x.shape(1)) + ", needed are " + std::to_string(matrix.inputs()));
+    if (size_of(x, 1) != matrix.inputs())
+        refuse("x_NI has rows of " + std::to_string(x.shape(1)) + ", needed are " + std::to_string(matrix.inputs()));
     const int rows = size_of(x, 0);
     auto out = std::make_unique<float[]>(size_t(rows) * matrix.outputs());
     {
@@ -145,7 +150,8 @@ FloatArray2 rows_of(const Matrix& matrix, Array<int32_t, 1> indices) {
     auto out = std::make_unique<float[]>(size_t(count) * matrix.inputs());
     for (int i = 0; i < count; ++i) {
         const int index = indices.data()[i];
-        if (index < 0 || index >= matrix.outputs()) refuse("row " + std::to_string(index) + " is not in 0.." + std::to_string(matrix.outputs() - 1));
+        if (index < 0 || index >= matrix.outputs())
+            refuse("row " + std::to_string(index) + " is not in 0.." + std::to_string(matrix.outputs() - 1));
         matrix.read_row(index, out.get() + size_t(i) * matrix.inputs());
     }
     return array_of(count, matrix.inputs(), std::move(out));
@@ -159,17 +165,19 @@ Rotations rotations(const char* name, Array<float, 2> cosines, Array<float, 2> s
     return {{cosines.data(), cosines.data() + size}, {sines.data(), sines.data() + size}};
 }
 
-void make_decoder(Decoder* self, std::shared_ptr<Pool> pool, int vocab_size, int hidden_size, int num_heads, int num_kv_heads,
-                  int head_dim, int num_layers, float norm_eps, float attention_scale, int window, float embedding_scale,
-                  int slots, int positions, const std::string& kv_dtype, MatrixPtr embedding, MatrixPtr head, Floats norm,
-                  Array<float, 2> cosines, Array<float, 2> sines, Array<float, 2> local_cosines, Array<float, 2> local_sines) {
+void make_decoder(Decoder* self, std::shared_ptr<Pool> pool, int vocab_size, int hidden_size, int num_heads,
+                  int num_kv_heads, int head_dim, int num_layers, float norm_eps, float attention_scale, int window,
+                  float embedding_scale, int slots, int positions, const std::string& kv_dtype, MatrixPtr embedding,
+                  MatrixPtr head, Floats norm, Array<float, 2> cosines, Array<float, 2> sines,
+                  Array<float, 2> local_cosines, Array<float, 2> local_sines) {
     for (int size : {vocab_size, hidden_size, num_heads, num_kv_heads, head_dim, num_layers, slots, positions})
         if (size < 1) refuse("sizes must be 1 or more");
-    if (num_heads % num_kv_heads || head_dim % 2) refuse("heads must divide evenly among KV heads, and head_dim be even");
+    if (num_heads % num_kv_heads || head_dim % 2)
+        refuse("heads must divide evenly among KV heads, and head_dim be even");
     if (window < 0) refuse("window must be 0 (none) or more");
     const bool bf16 = one_of<bool>("kv_dtype", kv_dtype, {{"float32", false}, {"bfloat16", true}});
-    const DecoderShape shape{vocab_size, hidden_size, num_heads, num_kv_heads, head_dim, num_layers, norm_eps, attention_scale,
-                             embedding_scale, window, slots, positions, bf16};
+    const DecoderShape shape{vocab_size,      hidden_size,     num_heads, num_kv_heads, head_dim,  num_layers, norm_eps,
+                             attention_scale, embedding_scale, window,    slots,        positions, bf16};
     need_shape("norm_D", norm, {size_t(hidden_size)});
     new (self) Decoder(std::move(pool), shape, std::move(embedding), std::move(head), norm.data(),
                        rotations("cos_SP and sin_SP", cosines, sines, shape),
@@ -258,28 +266,35 @@ NB_MODULE(_native, m) {
         .def_prop_ro("threads", &Pool::threads)
         .def_prop_ro("level", [](const Pool& pool) { return std::string(pool.level().name); });
     nb::class_<Matrix>(m, "Matrix")
-        .def_static("dense", &dense_f32, "pool"_a, "weight_OI"_a.noconvert(), "bias_O"_a.noconvert() = nb::none(), nb::kw_only(), "gate"_a = "")
-        .def_static("dense", &dense_bf16, "pool"_a, "weight_OI"_a.noconvert(), "bias_O"_a.noconvert() = nb::none(), nb::kw_only(), "gate"_a = "")
-        .def_static("int8", &quantised, "pool"_a, "weight_OI"_a.noconvert(), "bias_O"_a.noconvert() = nb::none(), nb::kw_only(), "group"_a, "activations"_a, "gate"_a = "")
-        .def_static("gguf", &gguf, "pool"_a, "blocks"_a.noconvert(), "bias_O"_a.noconvert() = nb::none(), nb::kw_only(), "kind"_a, "activations"_a, "gate"_a = "")
+        .def_static("dense", &dense_f32, "pool"_a, "weight_OI"_a.noconvert(), "bias_O"_a.noconvert() = nb::none(),
+                    nb::kw_only(), "gate"_a = "")
+        .def_static("dense", &dense_bf16, "pool"_a, "weight_OI"_a.noconvert(), "bias_O"_a.noconvert() = nb::none(),
+                    nb::kw_only(), "gate"_a = "")
+        .def_static("int8", &quantised, "pool"_a, "weight_OI"_a.noconvert(), "bias_O"_a.noconvert() = nb::none(),
+                    nb::kw_only(), "group"_a, "activations"_a, "gate"_a = "")
+        .def_static("gguf", &gguf, "pool"_a, "blocks"_a.noconvert(), "bias_O"_a.noconvert() = nb::none(), nb::kw_only(),
+                    "kind"_a, "activations"_a, "gate"_a = "")
         .def_prop_ro("outputs", &Matrix::outputs)
         .def_prop_ro("inputs", &Matrix::inputs)
         .def_prop_ro("nbytes", &Matrix::nbytes)
         .def("multiply", &multiply, "x_NI"_a.noconvert())
         .def("rows", &rows_of, "indices"_a.noconvert());
     nb::class_<Decoder>(m, "Decoder")
-        .def("__init__", &make_decoder, "pool"_a, nb::kw_only(), "vocab_size"_a, "hidden_size"_a, "num_heads"_a, "num_kv_heads"_a,
-             "head_dim"_a, "num_layers"_a, "norm_eps"_a, "attention_scale"_a, "window"_a, "embedding_scale"_a, "slots"_a,
-             "positions"_a, "kv_dtype"_a, "embedding"_a, "head"_a, "norm_D"_a.noconvert(), "cos_SP"_a.noconvert(),
-             "sin_SP"_a.noconvert(), "local_cos_SP"_a.noconvert(), "local_sin_SP"_a.noconvert())
-        .def("add_layer", &add_layer, nb::kw_only(), "local"_a, "input_norm_D"_a.noconvert(), "qkv"_a, "q_norm"_a.noconvert().none(),
-             "k_norm"_a.noconvert().none(), "out"_a, "post_attention_norm_D"_a.noconvert().none(), "mlp_norm_D"_a.noconvert(),
-             "gate_up"_a, "down"_a, "post_mlp_norm_D"_a.noconvert().none())
+        .def("__init__", &make_decoder, "pool"_a, nb::kw_only(), "vocab_size"_a, "hidden_size"_a, "num_heads"_a,
+             "num_kv_heads"_a, "head_dim"_a, "num_layers"_a, "norm_eps"_a, "attention_scale"_a, "window"_a,
+             "embedding_scale"_a, "slots"_a, "positions"_a, "kv_dtype"_a, "embedding"_a, "head"_a,
+             "norm_D"_a.noconvert(), "cos_SP"_a.noconvert(), "sin_SP"_a.noconvert(), "local_cos_SP"_a.noconvert(),
+             "local_sin_SP"_a.noconvert())
+        .def("add_layer", &add_layer, nb::kw_only(), "local"_a, "input_norm_D"_a.noconvert(), "qkv"_a,
+             "q_norm"_a.noconvert().none(), "k_norm"_a.noconvert().none(), "out"_a,
+             "post_attention_norm_D"_a.noconvert().none(), "mlp_norm_D"_a.noconvert(), "gate_up"_a, "down"_a,
+             "post_mlp_norm_D"_a.noconvert().none())
         .def_prop_ro("nbytes", &Decoder::nbytes)
         .def("open", &Decoder::open, "slot"_a, nb::call_guard<nb::gil_scoped_release>())
         .def("close", &Decoder::close, "slot"_a, nb::call_guard<nb::gil_scoped_release>())
-        .def("step", &step, "tokens_N"_a.noconvert(), "slots_F"_a.noconvert(), "starts_F"_a.noconvert(), "counts_F"_a.noconvert(),
-             "wanted_M"_a.noconvert(), "logits_MV"_a.noconvert(), nb::kw_only(), "hidden_MD"_a.noconvert() = nb::none(),
-             "layers_L"_a.noconvert() = nb::none(), "states_LMD"_a.noconvert() = nb::none(), "parents_N"_a.noconvert() = nb::none())
+        .def("step", &step, "tokens_N"_a.noconvert(), "slots_F"_a.noconvert(), "starts_F"_a.noconvert(),
+             "counts_F"_a.noconvert(), "wanted_M"_a.noconvert(), "logits_MV"_a.noconvert(), nb::kw_only(),
+             "hidden_MD"_a.noconvert() = nb::none(), "layers_L"_a.noconvert() = nb::none(),
+             "states_LMD"_a.noconvert() = nb::none(), "parents_N"_a.noconvert() = nb::none())
         .def("move", &move, "slot"_a, "sources"_a.noconvert(), "target"_a);
 }

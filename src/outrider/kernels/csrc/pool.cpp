@@ -41,7 +41,8 @@ void Pool::start() {
     process_ = getpid();
     meeting_ = std::make_unique<Meeting>();
     try {
-        for (int thread = 1; thread < threads_; ++thread) meeting_->workers.emplace_back([this, thread] { work(thread); });
+        for (int thread = 1; thread < threads_; ++thread)
+            meeting_->workers.emplace_back([this, thread] { work(thread); });
     } catch (...) {
         dismiss();
         throw;

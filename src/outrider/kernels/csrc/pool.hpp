@@ -1,5 +1,5 @@
-// Threads that share the units of a job. Nobody waits for a thread, only for units: a thread that the system has put aside
-// delays what it holds and nothing else. Waiting is spinning, briefly, and then sleeping.
+// Threads that share the units of a job. Nobody waits for a thread, only for units: a thread that the system has put
+// aside delays what it holds and nothing else. Waiting is spinning, briefly, and then sleeping.
 #pragma once
 #include <atomic>
 #include <condition_variable>
@@ -60,8 +60,8 @@ private:
     static constexpr int kClosed = -1;
     using Job = void (*)(void*, int);
 
-    // All that threads meet at. A forked child makes its own and leaves its parent's alone: what parent's threads hold or
-    // wait for can be neither used nor destroyed there.
+    // All that threads meet at. A forked child makes its own and leaves its parent's alone: what parent's threads hold
+    // or wait for can be neither used nor destroyed there.
     struct Meeting {
         std::vector<std::thread> workers;
         std::mutex turn, sleep;

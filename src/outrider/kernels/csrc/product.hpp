@@ -1,4 +1,5 @@
-// A product of a few rows or many with a run of blocks: weights stream once, rows pass over each panel while it is in cache.
+// A product of a few rows or many with a run of blocks: weights stream once, rows pass over each panel while it is in
+// cache.
 #pragma once
 
 // A panel that several passes read fits the first cache beside their inputs; one that is read once need not.
@@ -36,7 +37,8 @@ static inline void deliver(const Sink& sink, int row, int column, int outputs, F
     }
 }
 
-static void deliver_block(const Packed& m, const Inputs& x, int rows, const Block& block, const float* acc, const Sink& sink) {
+static void deliver_block(const Packed& m, const Inputs& x, int rows, const Block& block, const float* acc,
+                          const Sink& sink) {
     const int width = block.vectors * kLanes;
     for (int row = 0; row < rows; ++row) {
         const float* sums = acc + size_t(row) * width;
@@ -56,11 +58,16 @@ static void deliver_block(const Packed& m, const Inputs& x, int rows, const Bloc
 }
 
 // All rows over one panel; meanwhile the next panel, at `ahead`, is asked for, an equal part in each pass.
-static void run_panel(const Packed& m, const Inputs& x, int rows, const Block& block, int from, int steps, const char* ahead,
-                      float* acc) {
+static void run_panel(const Packed& m, const Inputs& x, int rows, const Block& block, int from, int steps,
+                      const char* ahead, float* acc) {
     const int most = most_rows(m.format), passes = (rows + most - 1) / most, width = block.vectors * kLanes;
-    const size_t input_step = (m.grouped ? kGroup : m.format == Format::f32 ? 1 : m.format == Format::bf16 ? 2 : 4) *
-                              (m.inputs_as == InputKind::i8 ? 1 : m.inputs_as == InputKind::bf16 ? 2 : 4);
+    const size_t input_step = (m.grouped                  ? kGroup
+                               : m.format == Format::f32  ? 1
+                               : m.format == Format::bf16 ? 2
+                                                          : 4) *
+                              (m.inputs_as == InputKind::i8     ? 1
+                               : m.inputs_as == InputKind::bf16 ? 2
+                                                                : 4);
     const size_t step_bytes = block.vectors * m.vector_step;
     const int lines = int((step_bytes / 64 + passes - 1) / passes);
     int row = 0;
@@ -86,7 +93,8 @@ static void run_panel(const Packed& m, const Inputs& x, int rows, const Block& b
 }
 
 // One block; `then` is what this thread will most likely read after it.
-static void multiply(const Packed& m, const Inputs& x, int rows, int b, const char* then, const Sink& sink, float* acc) {
+static void multiply(const Packed& m, const Inputs& x, int rows, int b, const char* then, const Sink& sink,
+                     float* acc) {
     const Block& block = m.blocks[b];
     const size_t step_bytes = block.vectors * m.vector_step;
     const size_t most = rows > most_rows(m.format) ? kPanelBytesOfMany : kPanelBytes;

@@ -10,8 +10,14 @@
 namespace outrider {
 
 Slots::Slots(const Level& level, int layers, int slots, int heads, int head_dim, int positions, bool bf16)
-    : level_(level), layers_(layers), heads_(heads), head_dim_(head_dim), positions_(positions), bf16_(bf16),
-      written_(slots, kClosed), highest_(slots, 0) {
+    : level_(level),
+      layers_(layers),
+      heads_(heads),
+      head_dim_(head_dim),
+      positions_(positions),
+      bf16_(bf16),
+      written_(slots, kClosed),
+      highest_(slots, 0) {
     const size_t element = bf16 ? 2 : 4;
     key_bytes_ = kKeyBlock * head_dim * element;
     value_bytes_ = kKeyBlock * padded_dim(level, head_dim) * element;
@@ -21,13 +27,15 @@ Slots::Slots(const Level& level, int layers, int slots, int heads, int head_dim,
 }
 
 Cache Slots::cache(int layer, int slot, int head) const {
-    char* keys = memory_.as<char>() + slot * slot_bytes_ + (size_t(layer) * heads_ + head) * (key_bytes_ + value_bytes_);
+    char* keys =
+        memory_.as<char>() + slot * slot_bytes_ + (size_t(layer) * heads_ + head) * (key_bytes_ + value_bytes_);
     return {keys, keys + key_bytes_, block_bytes_, head_dim_, bf16_};
 }
 
 int Slots::written(int slot) const {
     if (slot < 0 || slot >= count())
-        throw std::invalid_argument("slot " + std::to_string(slot) + " does not exist; there are " + std::to_string(count()));
+        throw std::invalid_argument("slot " + std::to_string(slot) + " does not exist; there are " +
+                                    std::to_string(count()));
     if (written_[slot] == kClosed) throw std::invalid_argument("slot " + std::to_string(slot) + " is not open");
     return written_[slot];
 }

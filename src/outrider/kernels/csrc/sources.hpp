@@ -34,8 +34,12 @@ private:
 class Int8Source final : public Source {
 public:
     Int8Source(const float* values, int rows, int columns, bool grouped)
-        : values_(values), columns_(columns), width_(grouped ? kGroup : columns), groups_((columns + width_ - 1) / width_),
-          grouped_(grouped), scales_(size_t(rows) * groups_) {
+        : values_(values),
+          columns_(columns),
+          width_(grouped ? kGroup : columns),
+          groups_((columns + width_ - 1) / width_),
+          grouped_(grouped),
+          scales_(size_t(rows) * groups_) {
         for (int row = 0; row < rows; ++row) {
             for (int group = 0; group < groups_; ++group) {
                 float top = 0.0f;
@@ -65,8 +69,8 @@ enum class BlockKind { q8_0, q4_0, q4_1 };
 
 inline int bytes_of_block(BlockKind kind) { return kind == BlockKind::q8_0 ? 34 : kind == BlockKind::q4_0 ? 18 : 20; }
 
-// Blocks of 32 as GGUF stores them: a half-precision scale, for Q4_1 a minimum, then codes; of four-bit codes, the first
-// sixteen are low halves of bytes.
+// Blocks of 32 as GGUF stores them: a half-precision scale, for Q4_1 a minimum, then codes; of four-bit codes, the
+// first sixteen are low halves of bytes.
 class BlockSource final : public Source {
 public:
     BlockSource(const uint8_t* bytes, int stride, BlockKind kind) : bytes_(bytes), stride_(stride), kind_(kind) {}
@@ -87,7 +91,9 @@ public:
     }
 
 private:
-    const uint8_t* block(int row, int group) const { return bytes_ + size_t(row) * stride_ + group * bytes_of_block(kind_); }
+    const uint8_t* block(int row, int group) const {
+        return bytes_ + size_t(row) * stride_ + group * bytes_of_block(kind_);
+    }
     static uint16_t half(const uint8_t* at) {
         uint16_t bits;
         std::memcpy(&bits, at, 2);

@@ -48,7 +48,8 @@ void Step::phase(int thread, const std::vector<int>& bounds, Ready&& ready, Unit
     int done = 0;
     for (int k = 0; k < threads; ++k) {
         const int owner = (thread + k) % threads, end = bounds[owner + 1];
-        for (int i = bounds[owner] + phase.claimed[owner].fetch_add(1); i < end; i = bounds[owner] + phase.claimed[owner].fetch_add(1)) {
+        for (int i = bounds[owner] + phase.claimed[owner].fetch_add(1); i < end;
+             i = bounds[owner] + phase.claimed[owner].fetch_add(1)) {
             if (done++ == 0) ready();
             unit(i);
         }
@@ -90,7 +91,8 @@ void Step::plan_attention() {
         const int blocks = (end + kKeyBlock - 1) / kKeyBlock;
         for (int head = 0; head < shape_.num_kv_heads; ++head) {
             if (!split_) pieces_.push_back({t, head, 0, blocks, blocks});
-            for (int block = 0; split_ && block < blocks; ++block) pieces_.push_back({t, head, block, block + 1, blocks});
+            for (int block = 0; split_ && block < blocks; ++block)
+                pieces_.push_back({t, head, block, block + 1, blocks});
         }
     }
 }
@@ -118,7 +120,8 @@ void Step::take_memory() {
     tree_scratch_ = size_t(kKeyBlock) * (padded_dim(level_, shape_.head_dim) + shape_.head_dim) * 4;
     span_scratch_ = size_t(tile_rows_) * 2 * sizeof(int);
     const size_t row_scratch = std::max(stream_stride_, 2 * padded(shape_.head_dim)) * 4;
-    const size_t needed = std::max({product_scratch(level_, most), tile_scratch_ + tree_scratch_ + span_scratch_, row_scratch});
+    const size_t needed =
+        std::max({product_scratch(level_, most), tile_scratch_ + tree_scratch_ + span_scratch_, row_scratch});
     for (Memory& scratch : d_.scratch_) scratch.reserve(needed);
     for (int t = 0; t < threads; ++t) d_.prepared_[t].reserve(most, std::max({shape_.hidden_size, attended, inner}));
 
@@ -162,9 +165,8 @@ void Step::layer(int thread, int index) {
 
     expect_rows(thread, index);
     normed_product(thread, *layer.qkv, layer.input_norm.data(), projected);
-    phase(thread, head_bounds_, [&](int i) {
-        rotate_and_append(thread, layer, index, i / shape_.num_kv_heads, i % shape_.num_kv_heads);
-    });
+    phase(thread, head_bounds_,
+          [&](int i) { rotate_and_append(thread, layer, index, i / shape_.num_kv_heads, i % shape_.num_kv_heads); });
     phase(thread, piece_bounds_, [&](int i) { attend_piece(thread, pieces_[i], layer, index); });
     product(thread, *layer.out, attended, post_attention ? side : residual);
     if (post_attention) add_normed(thread, post_attention);
@@ -182,7 +184,8 @@ void Step::finish(int thread) {
     Prepared& prepared = d_.prepared_[0];
     phase(thread, wanted_bounds_, [&](int i) {
         float* normed = d_.scratch_[thread].as<float>();
-        level_.norm(normed, d_.stream_.as<float>() + batch_.wanted_rows[i] * stream_stride_, d_.norm_.data(), width, shape_.norm_eps);
+        level_.norm(normed, d_.stream_.as<float>() + batch_.wanted_rows[i] * stream_stride_, d_.norm_.data(), width,
+                    shape_.norm_eps);
         if (batch_.hidden != nullptr) std::memcpy(batch_.hidden + size_t(i) * width, normed, width * sizeof(float));
         prepared.prepare(level_, head, i, normed);
     });
@@ -208,7 +211,8 @@ void Step::normed_product(int thread, const Matrix& matrix, const float* norm, c
 
 void Step::product(int thread, const Matrix& matrix, const Sink& written, const Sink& sink) {
     const Packed& packed = matrix.packed();
-    if (packed.inputs_as == InputKind::i8 || packed.grouped) return prepared_product(thread, matrix, written, nullptr, sink);
+    if (packed.inputs_as == InputKind::i8 || packed.grouped)
+        return prepared_product(thread, matrix, written, nullptr, sink);
     multiply(thread, matrix, {written.out, written.stride, nullptr, nullptr, 0}, batch_.rows, sink, [] {});
 }
 

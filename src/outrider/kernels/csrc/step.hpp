@@ -1,5 +1,5 @@
-// One forward, run by the threads of a pool together: the same lines on each. It is a row of phases; a phase's units are
-// claimed by whoever comes, its owner first, and a thread goes on when all of them are done, whoever did them.
+// One forward, run by the threads of a pool together: the same lines on each. It is a row of phases; a phase's units
+// are claimed by whoever comes, its owner first, and a thread goes on when all of them are done, whoever did them.
 #pragma once
 #include <atomic>
 #include <memory>
@@ -43,8 +43,8 @@ private:
     void plan_attention();
     void take_memory();
 
-    // Runs the next phase: unit(i) for the units of all owners, owner t having [bounds[t], bounds[t + 1]). `ready` comes
-    // before a thread's first unit: what it reads stays as it is until the phase is over.
+    // Runs the next phase: unit(i) for the units of all owners, owner t having [bounds[t], bounds[t + 1]). `ready`
+    // comes before a thread's first unit: what it reads stays as it is until the phase is over.
     template <class Ready, class Unit>
     void phase(int thread, const std::vector<int>& bounds, Ready&& ready, Unit&& unit);
     template <class Unit>
@@ -100,11 +100,11 @@ private:
     std::vector<int> row_bounds_, head_bounds_, piece_bounds_, wanted_bounds_;
     std::vector<int> next_phase_;  // by thread, kApart apart
     size_t phase_bytes_ = 0;
-    int blocks_ = 0;         // most blocks of keys of a feed
+    int blocks_ = 0;  // most blocks of keys of a feed
     int tile_rows_ = 0;
-    std::atomic<int>* joined_count_ = nullptr;  // pieces done, by layer, tile and head
+    std::atomic<int>* joined_count_ = nullptr;                              // pieces done, by layer, tile and head
     size_t stream_stride_, projected_stride_, query_bytes_, state_floats_;  // strides in floats
-    size_t tile_states_, tile_scratch_, tree_scratch_, span_scratch_;  // bytes of a thread's scratch
+    size_t tile_states_, tile_scratch_, tree_scratch_, span_scratch_;       // bytes of a thread's scratch
 };
 
 }  // namespace outrider

@@ -30,16 +30,21 @@ char* Step::query(int head, int row) const {
     return d_.queries_.as<char>() + (size_t(head) * batch_.rows + row) * shape_.group() * query_bytes_;
 }
 
-// Asks for the memory that this thread's keys and values will be written to, and for what it will read first, long before.
+// Asks for the memory that this thread's keys and values will be written to, and for what it will read first, long
+// before.
 void Step::expect_rows(int thread, int index) {
     const int kv_heads = shape_.num_kv_heads;
-    for (int i = head_bounds_[thread]; i < std::min(head_bounds_[thread + 1], head_bounds_[thread] + kRowsExpected); ++i) {
+    for (int i = head_bounds_[thread]; i < std::min(head_bounds_[thread + 1], head_bounds_[thread] + kRowsExpected);
+         ++i) {
         const Row& row = rows_[i / kv_heads];
-        level_.expect(d_.slots_.cache(index, batch_.slots[row.feed], i % kv_heads), batch_.starts[row.feed] + row.index);
+        level_.expect(d_.slots_.cache(index, batch_.slots[row.feed], i % kv_heads),
+                      batch_.starts[row.feed] + row.index);
     }
-    for (int i = piece_bounds_[thread]; i < std::min(piece_bounds_[thread + 1], piece_bounds_[thread] + kPiecesExpected); ++i) {
+    for (int i = piece_bounds_[thread];
+         i < std::min(piece_bounds_[thread + 1], piece_bounds_[thread] + kPiecesExpected); ++i) {
         const Piece& piece = pieces_[i];
-        level_.expect_block(d_.slots_.cache(index, batch_.slots[tiles_[piece.tile].feed], piece.head), piece.first_block);
+        level_.expect_block(d_.slots_.cache(index, batch_.slots[tiles_[piece.tile].feed], piece.head),
+                            piece.first_block);
     }
 }
 
@@ -72,7 +77,8 @@ void Step::finish_rows(const Piece& piece, const Layer& layer, State&& state) {
     const int group = shape_.group(), dim = shape_.head_dim;
     for (int q = 0; q < tile.count * group; ++q) {
         char* out = attended.out + (tile.first + q / group) * attended.stride;
-        level_.finish(attended.as, out + (piece.head * group + q % group) * dim * element_bytes(attended.as), state(q), dim);
+        level_.finish(attended.as, out + (piece.head * group + q % group) * dim * element_bytes(attended.as), state(q),
+                      dim);
     }
 }
 
@@ -120,8 +126,16 @@ void Step::attend_rows(int thread, int first, int count, const Piece& piece, int
         low[i] = keys.low;
         high[i] = keys.high;
     }
-    Attend a{d_.slots_.cache(index, batch_.slots[tile.feed], piece.head), query(piece.head, first), query_bytes_, count, group, block,
-             low, high, fresh(thread, from), scratch + 2 * tile_states_};
+    Attend a{d_.slots_.cache(index, batch_.slots[tile.feed], piece.head),
+             query(piece.head, first),
+             query_bytes_,
+             count,
+             group,
+             block,
+             low,
+             high,
+             fresh(thread, from),
+             scratch + 2 * tile_states_};
     if (batch_.parents != nullptr && block * kKeyBlock + high[0] > start) {
         a.cache = gather_tree(thread, rows_[first], a.cache, start, block, {low[0], high[0]});
         a.block = 0;
@@ -129,7 +143,9 @@ void Step::attend_rows(int thread, int first, int count, const Piece& piece, int
     level_.attend(a);
     for (int q = 0; q < count * group; ++q) {
         const float* newest = fresh(thread, from + q);
-        if (split_) std::memcpy(part(first + q / group, piece.head * group + q % group, block), newest, state_floats_ * sizeof(float));
+        if (split_)
+            std::memcpy(part(first + q / group, piece.head * group + q % group, block), newest,
+                        state_floats_ * sizeof(float));
         else join(joined(thread, from + q), newest);
     }
 }

@@ -1,8 +1,8 @@
 // Operations on one row: exponential, norms, activations, and rounding rows for products.
 #pragma once
 
-// e^x in single precision: x = n ln 2 + r, |r| <= ln 2 / 2, then Taylor's series to r^7 (error below one unit in the last
-// place), and n into the exponent. Below -87 the result is that of -87, above 88 that of 88.
+// e^x in single precision: x = n ln 2 + r, |r| <= ln 2 / 2, then Taylor's series to r^7 (error below one unit in the
+// last place), and n into the exponent. Below -87 the result is that of -87, above 88 that of 88.
 static inline F exponential(F x) {
     x = max(min(x, set1(88.0f)), set1(-87.0f));
     const F n = round(mul(x, set1(1.44269504f)));

@@ -40,9 +40,18 @@ static inline I set1_i(int x) { return _mm256_set1_epi32(x); }
 static inline I add_i(I a, I b) { return _mm256_add_epi32(a, b); }
 static inline I sub_i(I a, I b) { return _mm256_sub_epi32(a, b); }
 static inline I and_i(I a, I b) { return _mm256_and_si256(a, b); }
-template <int n> static inline I left(I a) { return _mm256_slli_epi32(a, n); }
-template <int n> static inline I right(I a) { return _mm256_srli_epi32(a, n); }
-template <int n> static inline I right_signed(I a) { return _mm256_srai_epi32(a, n); }
+template <int n>
+static inline I left(I a) {
+    return _mm256_slli_epi32(a, n);
+}
+template <int n>
+static inline I right(I a) {
+    return _mm256_srli_epi32(a, n);
+}
+template <int n>
+static inline I right_signed(I a) {
+    return _mm256_srai_epi32(a, n);
+}
 static inline F as_float(I a) { return _mm256_castsi256_ps(a); }
 static inline I as_int(F a) { return _mm256_castps_si256(a); }
 static inline F to_float(I a) { return _mm256_cvtepi32_ps(a); }

@@ -30,9 +30,18 @@ static inline I set1_i(int x) { return _mm512_set1_epi32(x); }
 static inline I add_i(I a, I b) { return _mm512_add_epi32(a, b); }
 static inline I sub_i(I a, I b) { return _mm512_sub_epi32(a, b); }
 static inline I and_i(I a, I b) { return _mm512_and_si512(a, b); }
-template <int n> static inline I left(I a) { return _mm512_slli_epi32(a, n); }
-template <int n> static inline I right(I a) { return _mm512_srli_epi32(a, n); }
-template <int n> static inline I right_signed(I a) { return _mm512_srai_epi32(a, n); }
+template <int n>
+static inline I left(I a) {
+    return _mm512_slli_epi32(a, n);
+}
+template <int n>
+static inline I right(I a) {
+    return _mm512_srli_epi32(a, n);
+}
+template <int n>
+static inline I right_signed(I a) {
+    return _mm512_srai_epi32(a, n);
+}
 static inline F as_float(I a) { return _mm512_castsi512_ps(a); }
 static inline I as_int(F a) { return _mm512_castps_si512(a); }
 static inline F to_float(I a) { return _mm512_cvtepi32_ps(a); }
@@ -103,7 +112,8 @@ struct CodeTables {
     void pairs(I codes, I& one, I& two) const {
         const I lows = _mm512_permutex2var_epi8(low0, codes, low1);
         const I bare = _mm512_permutex2var_epi8(high0, codes, high1);
-        const I highs = _mm512_ternarylogic_epi32(bare, codes, set1_i(int(0x80808080u)), 0xf8);  // bare | (codes & sign)
+        const I highs =
+            _mm512_ternarylogic_epi32(bare, codes, set1_i(int(0x80808080u)), 0xf8);  // bare | (codes & sign)
         one = _mm512_permutex2var_epi8(lows, first, highs);
         two = _mm512_permutex2var_epi8(lows, second, highs);
     }

@@ -48,9 +48,18 @@ static inline I zero_i() { return set1_i(0); }
 static inline I add_i(I a, I b) { return (I)((U)a + (U)b); }
 static inline I sub_i(I a, I b) { return (I)((U)a - (U)b); }
 static inline I and_i(I a, I b) { return a & b; }
-template <int n> static inline I left(I a) { return (I)((U)a << n); }
-template <int n> static inline I right(I a) { return (I)((U)a >> n); }
-template <int n> static inline I right_signed(I a) { return a >> n; }
+template <int n>
+static inline I left(I a) {
+    return (I)((U)a << n);
+}
+template <int n>
+static inline I right(I a) {
+    return (I)((U)a >> n);
+}
+template <int n>
+static inline I right_signed(I a) {
+    return a >> n;
+}
 static inline F to_float(I a) { return __builtin_convertvector(a, F); }
 static inline I to_int(F a) { return __builtin_convertvector(round(a), I); }
 
@@ -62,7 +71,9 @@ static inline F keep(F a, int low, int high, F b) {
     return (lane >= low) & (lane < high) ? a : b;
 }
 
-static inline F load_half(const uint16_t* p) { return F{from_half(p[0]), from_half(p[1]), from_half(p[2]), from_half(p[3])}; }
+static inline F load_half(const uint16_t* p) {
+    return F{from_half(p[0]), from_half(p[1]), from_half(p[2]), from_half(p[3])};
+}
 // The low 16 bits of every lane, in order.
 static inline void store_low16(void* p, I x) {
     for (int i = 0; i < 4; ++i) static_cast<uint16_t*>(p)[i] = uint16_t(x[i]);
