@@ -53,6 +53,7 @@ void Decoder::check_matrix(const char* name, const MatrixPtr& matrix, int output
 }
 
 void Decoder::add_layer(Layer layer) {
+    std::lock_guard<std::mutex> lock(turn_);
     const DecoderShape& s = shape_;
     if (int(layers_.size()) == s.num_layers) refuse("the decoder has all of its " + text(s.num_layers) + " layers");
     check_matrix("qkv", layer.qkv, (s.num_heads + 2 * s.num_kv_heads) * s.head_dim, s.hidden_size, false);

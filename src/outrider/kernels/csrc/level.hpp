@@ -103,6 +103,9 @@ struct Level {
     void (*finish)(InputKind as, char* out, const float* state, int head_dim);
 };
 
+// Floats of a row with its padding.
+static inline size_t padded_row(int width) { return size_t(width + kPadding - 1) / kPadding * kPadding; }
+
 static inline size_t element_bytes(InputKind kind) {
     return kind == InputKind::i8 ? 1 : kind == InputKind::bf16 ? 2 : 4;
 }

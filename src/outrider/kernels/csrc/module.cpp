@@ -121,8 +121,9 @@ MatrixPtr gguf(std::shared_ptr<Pool> pool, Array<uint8_t, 2> blocks, Bias bias, 
     shape.rows = size_of(blocks, 0);
     shape.inputs = bytes / block * kGroup;
     const BlockSource source(blocks.data(), bytes, layout);
+    // Sign and magnitude have no -128; wide products of the same rounded inputs do.
     if (shape.inputs_as == InputKind::bf16 && source.has_code(-128, shape.rows, shape.inputs))
-        refuse("a Q8_0 block holds the code -128, which bfloat16 activations cannot be multiplied with here");
+        shape.inputs_as = InputKind::f32_rounded;
     return build(std::move(pool), shape, source, nullptr, bias);
 }
 
@@ -221,20 +222,26 @@ void step(Decoder& decoder, Ints tokens, Ints slots, Ints starts, Ints counts, I
     if (layers.has_value() != states.has_value()) refuse("layers_L and states_LMD go together");
     if (states) need_shape("states_LMD", *states, {layers->shape(0), asked, width});
     if (parents) need_shape("parents_N", *parents, {tokens.shape(0)});
+    // Copies: what has been checked must not change while threads use it.
+    const auto copy = [](const Ints& ints) { return std::vector<int>(ints.data(), ints.data() + ints.shape(0)); };
+    const std::vector<int> token_list = copy(tokens), slot_list = copy(slots), start_list = copy(starts),
+                           count_list = copy(counts), wanted_list = copy(wanted),
+                           parent_list = parents ? copy(*parents) : std::vector<int>(),
+                           layer_list = layers ? copy(*layers) : std::vector<int>();
     Batch batch{};
     batch.rows = size_of(tokens, 0);
-    batch.feeds = int(feeds);
+    batch.feeds = size_of(slots, 0);
     batch.wanted = size_of(wanted, 0);
-    batch.tokens = tokens.data();
-    batch.slots = slots.data();
-    batch.starts = starts.data();
-    batch.counts = counts.data();
-    batch.wanted_rows = wanted.data();
-    batch.parents = parents ? parents->data() : nullptr;
+    batch.tokens = token_list.data();
+    batch.slots = slot_list.data();
+    batch.starts = start_list.data();
+    batch.counts = count_list.data();
+    batch.wanted_rows = wanted_list.data();
+    batch.parents = parents ? parent_list.data() : nullptr;
     batch.logits = logits.data();
     batch.hidden = hidden ? hidden->data() : nullptr;
-    batch.layers = layers ? size_of(*layers, 0) : 0;
-    batch.layer_list = layers ? layers->data() : nullptr;
+    batch.layers = int(layer_list.size());
+    batch.layer_list = layer_list.data();
     batch.states = states ? states->data() : nullptr;
     nb::gil_scoped_release release;
     decoder.step(batch);

@@ -35,6 +35,7 @@ void Pool::dismiss() {
     meeting_->jobs.fetch_add(1);
     announce();
     for (std::thread& worker : meeting_->workers) worker.join();
+    meeting_->workers.clear();
 }
 
 void Pool::start() {
@@ -58,19 +59,23 @@ void Pool::run_job(Job job, void* context) {
     std::lock_guard<std::mutex> lock(m.turn);
     m.job = job;
     m.context = context;
-    m.inside.store(0);
-    m.jobs.fetch_add(1);
+    const uint32_t number = m.jobs.load() + 1;
+    const uint64_t nobody = uint64_t(number) << 32;
+    m.inside.store(nobody);
+    m.jobs.store(number);
     announce();
     job(context, 0);
     // Late comers find the job closed; those inside are waited for.
-    for (int nobody = 0; !m.inside.compare_exchange_strong(nobody, kClosed); nobody = 0)
-        await([&m] { return m.inside.load() == 0; });
+    for (uint64_t seen = nobody; !m.inside.compare_exchange_strong(seen, nobody | kClosed); seen = nobody)
+        await([&] { return m.inside.load() == nobody; });
 }
 
-bool Pool::enter() {
-    int count = meeting_->inside.load();
-    while (count != kClosed) {
-        if (meeting_->inside.compare_exchange_weak(count, count + 1)) return true;
+// A thread that was put aside before it could enter one job must not enter the next in its place, and then again as
+// itself.
+bool Pool::enter(uint32_t job) {
+    uint64_t inside = meeting_->inside.load();
+    while (inside >> 32 == job && (inside & kClosed) != kClosed) {
+        if (meeting_->inside.compare_exchange_weak(inside, inside + 1)) return true;
     }
     return false;
 }
@@ -82,9 +87,9 @@ void Pool::work(int thread) {
         await([&] { return m.jobs.load() != seen; });
         seen = m.jobs.load();
         if (m.over.load()) return;
-        if (!enter()) continue;
+        if (!enter(seen)) continue;
         m.job(m.context, thread);
-        if (m.inside.fetch_sub(1) == 1) announce();
+        if ((m.inside.fetch_sub(1) & kClosed) == 1) announce();
     }
 }
 

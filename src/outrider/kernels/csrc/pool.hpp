@@ -57,7 +57,7 @@ public:
 private:
     // Some tens of microseconds: longer than threads of one step are apart, shorter than anybody would miss a core for.
     static constexpr int kSpins = 2000;
-    static constexpr int kClosed = -1;
+    static constexpr uint64_t kClosed = 0xffffffff;
     using Job = void (*)(void*, int);
 
     // All that threads meet at. A forked child makes its own and leaves its parent's alone: what parent's threads hold
@@ -67,8 +67,8 @@ private:
         std::mutex turn, sleep;
         std::condition_variable news;
         std::atomic<int> sleepers{0};
-        std::atomic<uint32_t> jobs{0};     // begun so far
-        std::atomic<int> inside{kClosed};  // workers within the job, or closed
+        std::atomic<uint32_t> jobs{0};          // begun so far
+        std::atomic<uint64_t> inside{kClosed};  // a job's number, and how many workers are within it, or closed
         std::atomic<bool> over{false};
         Job job = nullptr;
         void* context = nullptr;
@@ -79,7 +79,7 @@ private:
     void start();
     void dismiss();
     void work(int thread);
-    bool enter();
+    bool enter(uint32_t job);
 
     const int threads_;
     const Level& level_;

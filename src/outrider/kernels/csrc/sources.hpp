@@ -42,10 +42,14 @@ public:
           scales_(size_t(rows) * groups_) {
         for (int row = 0; row < rows; ++row) {
             for (int group = 0; group < groups_; ++group) {
-                float top = 0.0f;
-                for (int i = group * width_; i < std::min(columns, (group + 1) * width_); ++i)
-                    top = std::max(top, std::fabs(values[size_t(row) * columns + i]));
-                const float scale = top / 127.0f;
+                float top = 0.0f, nothing = 0.0f;
+                for (int i = group * width_; i < std::min(columns, (group + 1) * width_); ++i) {
+                    const float value = values[size_t(row) * columns + i];
+                    top = std::max(top, std::fabs(value));
+                    nothing += value * 0.0f;
+                }
+                // A scale that is no number says of its weights what their codes cannot.
+                const float scale = top / 127.0f + nothing;
                 scales_[size_t(row) * groups_ + group] = grouped ? from_half(to_half(scale)) : scale;
             }
         }
@@ -54,7 +58,7 @@ public:
     uint16_t scale(int row, int group) const override { return to_half(scales_[size_t(row) * groups_ + group]); }
     int code(int row, int column) const override {
         const float scale = scales_[size_t(row) * groups_ + column / width_];
-        if (scale == 0.0f) return 0;
+        if (!(scale > 0.0f)) return 0;
         return int(std::nearbyint(std::clamp(values_[size_t(row) * columns_ + column] / scale, -127.0f, 127.0f)));
     }
 

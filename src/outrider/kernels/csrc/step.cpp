@@ -12,10 +12,10 @@ namespace {
 // Up to so many rows, each thread prepares all inputs itself: cheaper than meeting.
 constexpr int kRowsAlone = 8;
 constexpr int kQueriesTogether = 48;
+// States of all blocks are kept until they are joined, which is for few rows only.
+constexpr int kMostRowsSplit = 64;
 // Numbers that threads write all the time lie on cache lines of their own.
 constexpr int kApart = 16;
-
-size_t padded(int width) { return size_t(round_up(width, kPadding)); }
 
 }  // namespace
 
@@ -44,18 +44,19 @@ std::vector<int> Step::evenly(int count) const {
 template <class Ready, class Unit>
 void Step::phase(int thread, const std::vector<int>& bounds, Ready&& ready, Unit&& unit) {
     const int threads = pool_.threads(), total = bounds[threads];
-    Phase& phase = *reinterpret_cast<Phase*>(d_.phases_.as<char>() + next_phase_[thread * kApart]++ * phase_bytes_);
+    std::atomic<int>* counts = d_.phases_.as<std::atomic<int>>() + next_phase_[thread * kApart]++ * phase_counts_;
+    std::atomic<int>&finished = counts[0], *claimed = counts + 1;
     int done = 0;
     for (int k = 0; k < threads; ++k) {
         const int owner = (thread + k) % threads, end = bounds[owner + 1];
-        for (int i = bounds[owner] + phase.claimed[owner].fetch_add(1); i < end;
-             i = bounds[owner] + phase.claimed[owner].fetch_add(1)) {
+        for (int i = bounds[owner] + claimed[owner].fetch_add(1); i < end;
+             i = bounds[owner] + claimed[owner].fetch_add(1)) {
             if (done++ == 0) ready();
             unit(i);
         }
     }
-    if (done > 0 && phase.done.fetch_add(done) + done == total) pool_.announce();
-    pool_.await([&] { return phase.done.load() == total; });
+    if (done > 0 && finished.fetch_add(done) + done == total) pool_.announce();
+    pool_.await([&] { return finished.load() == total; });
 }
 
 void Step::place_rows() {
@@ -85,7 +86,8 @@ void Step::plan_attention() {
         first += count;
     }
     // Few pieces would leave threads idle, so blocks of keys become pieces of their own.
-    split_ = pool_.threads() > 1 && blocks_ > 1 && int(tiles_.size()) * shape_.num_kv_heads < 4 * pool_.threads();
+    split_ = pool_.threads() > 1 && blocks_ > 1 && batch_.rows <= kMostRowsSplit &&
+             int(tiles_.size()) * shape_.num_kv_heads < 4 * pool_.threads();
     for (int t = int(tiles_.size()) - 1; t >= 0; --t) {
         const int end = batch_.starts[tiles_[t].feed] + batch_.counts[tiles_[t].feed];
         const int blocks = (end + kKeyBlock - 1) / kKeyBlock;
@@ -102,15 +104,15 @@ void Step::take_memory() {
     const int attended = shape_.num_heads * shape_.head_dim;
     int inner = 0;
     for (const Layer& layer : d_.layers_) inner = std::max(inner, layer.down->inputs());
-    stream_stride_ = padded(shape_.hidden_size);
-    projected_stride_ = padded(attended + 2 * shape_.num_kv_heads * shape_.head_dim);
-    query_bytes_ = padded(shape_.head_dim) * 4;
+    stream_stride_ = padded_row(shape_.hidden_size);
+    projected_stride_ = padded_row(attended + 2 * shape_.num_kv_heads * shape_.head_dim);
+    query_bytes_ = padded_row(shape_.head_dim) * 4;
     state_floats_ = state_stride(level_, shape_.head_dim);
     d_.stream_.reserve(rows * stream_stride_ * 4);
     d_.side_.reserve(rows * stream_stride_ * 4);
     d_.projected_.reserve(rows * projected_stride_ * 4);
-    d_.attended_.reserve(rows * padded(attended) * 4);
-    d_.inner_.reserve(rows * padded(inner) * 4);
+    d_.attended_.reserve(rows * padded_row(attended) * 4);
+    d_.inner_.reserve(rows * padded_row(inner) * 4);
     d_.queries_.reserve(size_t(rows) * shape_.num_heads * query_bytes_);
     if (split_) d_.parts_.reserve(size_t(rows) * shape_.num_heads * blocks_ * state_floats_ * 4);
 
@@ -119,25 +121,29 @@ void Step::take_memory() {
     tile_scratch_ = 2 * tile_states_ + attend_scratch(queries);
     tree_scratch_ = size_t(kKeyBlock) * (padded_dim(level_, shape_.head_dim) + shape_.head_dim) * 4;
     span_scratch_ = size_t(tile_rows_) * 2 * sizeof(int);
-    const size_t row_scratch = std::max(stream_stride_, 2 * padded(shape_.head_dim)) * 4;
+    const size_t row_scratch =
+        std::max({stream_stride_, 2 * padded_row(shape_.head_dim), padded_row(inner), padded_row(attended)}) * 4;
     const size_t needed =
         std::max({product_scratch(level_, most), tile_scratch_ + tree_scratch_ + span_scratch_, row_scratch});
     for (Memory& scratch : d_.scratch_) scratch.reserve(needed);
-    for (int t = 0; t < threads; ++t) d_.prepared_[t].reserve(most, std::max({shape_.hidden_size, attended, inner}));
+    for (int t = 0; t < threads; ++t)
+        d_.prepared_[t].reserve(t == 0 ? most : std::min(most, kRowsAlone),
+                                std::max({shape_.hidden_size, attended, inner}));
 
-    phase_bytes_ = (sizeof(std::atomic<int>) * (1 + threads) + 63) / 64 * 64;
-    const size_t phases = (12 * shape_.num_layers + batch_.layers + 4) * phase_bytes_;
-    const size_t counts = tiles_.size() * shape_.num_layers * shape_.num_kv_heads * sizeof(std::atomic<int>);
-    d_.phases_.reserve(phases + counts);
-    std::memset(d_.phases_.as<char>(), 0, phases + counts);
-    joined_count_ = reinterpret_cast<std::atomic<int>*>(d_.phases_.as<char>() + phases);
+    phase_counts_ = round_up(1 + threads, kApart);
+    const size_t phases = (12 * shape_.num_layers + batch_.layers + 4) * phase_counts_;
+    const size_t pieces = tiles_.size() * shape_.num_layers * shape_.num_kv_heads;
+    d_.phases_.reserve((phases + pieces) * sizeof(std::atomic<int>));
+    auto* counts = d_.phases_.as<std::atomic<int>>();
+    for (size_t i = 0; i < phases + pieces; ++i) new (counts + i) std::atomic<int>(0);
+    joined_count_ = counts + phases;
 }
 
 Sink Step::written_for(const Matrix& matrix, const Memory& memory) const {
     const Packed& packed = matrix.packed();
     const bool as_read = packed.inputs_as != InputKind::i8 && !packed.grouped;
     const InputKind as = as_read ? packed.inputs_as : InputKind::f32;
-    return {memory.as<char>(), padded(packed.inputs) * element_bytes(as), as, false};
+    return {memory.as<char>(), padded_row(packed.inputs) * element_bytes(as), as, false};
 }
 
 void Step::run(int thread) {
@@ -221,9 +227,15 @@ void Step::prepared_product(int thread, const Matrix& matrix, const Sink& from, 
     Prepared& prepared = d_.prepared_[together_ ? 0 : thread];
     const auto prepare = [&](int row) {
         const float* values = reinterpret_cast<const float*>(from.out + row * from.stride);
-        float* normed = d_.scratch_[thread].as<float>();
-        if (norm != nullptr) level_.norm(normed, values, norm, packed.inputs, shape_.norm_eps);
-        prepared.prepare(level_, packed, row, norm != nullptr ? normed : values);
+        float* own = d_.scratch_[thread].as<float>();
+        if (norm != nullptr) {
+            level_.norm(own, values, norm, packed.inputs, shape_.norm_eps);
+        } else {
+            // Behind the inputs of this matrix there may be those of another layer's.
+            std::memcpy(own, values, packed.inputs * sizeof(float));
+            std::memset(own + packed.inputs, 0, (padded_row(packed.inputs) - packed.inputs) * sizeof(float));
+        }
+        prepared.prepare(level_, packed, row, own);
     };
     if (together_) phase(thread, row_bounds_, prepare);
     multiply(thread, matrix, prepared.view(packed), batch_.rows, sink, [&] {

@@ -21,11 +21,6 @@ private:
         int feed, index, position;
         std::vector<int> path;  // cache positions of the rows it follows, itself last; only in trees
     };
-    // Units of a phase: those claimed so far by owner, and those done.
-    struct Phase {
-        std::atomic<int> done;
-        std::atomic<int> claimed[1];  // by thread; phases lie `phase_bytes_` apart
-    };
     // Rows of one feed that attend together.
     struct RowTile {
         int feed, first, count;
@@ -99,8 +94,8 @@ private:
     bool together_ = false;  // inputs are prepared by all threads for all, rather than by each for itself
     std::vector<int> row_bounds_, head_bounds_, piece_bounds_, wanted_bounds_;
     std::vector<int> next_phase_;  // by thread, kApart apart
-    size_t phase_bytes_ = 0;
-    int blocks_ = 0;  // most blocks of keys of a feed
+    size_t phase_counts_ = 0;      // of a phase: units done, and units claimed by owner
+    int blocks_ = 0;               // most blocks of keys of a feed
     int tile_rows_ = 0;
     std::atomic<int>* joined_count_ = nullptr;                              // pieces done, by layer, tile and head
     size_t stream_stride_, projected_stride_, query_bytes_, state_floats_;  // strides in floats

@@ -12,8 +12,6 @@ namespace {
 // Of a prompt's many rows only the first: the rest would push them out again.
 constexpr int kRowsExpected = 64, kPiecesExpected = 8;
 
-size_t padded(int width) { return size_t(round_up(width, kPadding)); }
-
 }  // namespace
 
 float* Step::part(int row, int head_of_all, int block) const {
@@ -54,8 +52,8 @@ void Step::rotate_and_append(int thread, const Layer& layer, int index, int row,
     const size_t turn = size_t(rows_[row].position) * half;
     const float* projected = d_.projected_.as<float>() + row * projected_stride_;
     const Cache cache = d_.slots_.cache(index, batch_.slots[rows_[row].feed], kv);
-    float *head = d_.scratch_[thread].as<float>(), *value = head + padded(dim);
-    std::memset(head, 0, 2 * padded(dim) * sizeof(float));
+    float *head = d_.scratch_[thread].as<float>(), *value = head + padded_row(dim);
+    std::memset(head, 0, 2 * padded_row(dim) * sizeof(float));
     const auto turned = [&](const float* from, const float* norm, float scale) {
         std::memcpy(head, from, dim * sizeof(float));
         if (norm != nullptr) level_.norm(head, head, norm, dim, shape_.norm_eps);
@@ -87,15 +85,15 @@ void Step::attend_piece(int thread, const Piece& piece, const Layer& layer, int 
     const int end = tile.first + tile.count;
     for (int q = 0; q < tile.count * shape_.group(); ++q) joined(thread, q)[1] = 0.0f;
     for (int block = piece.first_block; block < piece.last_block; ++block) {
-        // Rows that see something of a block follow each other.
-        int first = tile.first;
-        while (first < end && !sees(first, block, layer)) ++first;
-        int last = first;
-        while (last < end && sees(last, block, layer)) ++last;
-        const bool tree = batch_.parents != nullptr && (block + 1) * kKeyBlock > batch_.starts[tile.feed];
-        if (!tree && first < last) attend_rows(thread, first, last - first, piece, index, block);
-        for (int row = first; tree && row < end; ++row)
-            if (sees(row, block, layer)) attend_rows(thread, row, 1, piece, index, block);
+        const bool gathered = batch_.parents != nullptr && (block + 1) * kKeyBlock > batch_.starts[tile.feed];
+        // Rows that see something of a block and follow each other attend together; in a tree, others may lie between.
+        for (int first = tile.first; first < end; ++first) {
+            int last = first;
+            while (last < end && sees(last, block, layer) && !(gathered && last > first)) ++last;
+            if (last == first) continue;
+            attend_rows(thread, first, last - first, piece, index, block);
+            first = last - 1;
+        }
     }
     if (!split_) return finish_rows(piece, layer, [&](int q) { return joined(thread, q); });
     const int item = (index * int(tiles_.size()) + piece.tile) * shape_.num_kv_heads + piece.head;

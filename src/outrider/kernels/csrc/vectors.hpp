@@ -4,7 +4,8 @@
 // e^x in single precision: x = n ln 2 + r, |r| <= ln 2 / 2, then Taylor's series to r^7 (error below one unit in the
 // last place), and n into the exponent. Below -87 the result is that of -87, above 88 that of 88.
 static inline F exponential(F x) {
-    x = max(min(x, set1(88.0f)), set1(-87.0f));
+    // In this order what is not a number stays one.
+    x = max(set1(-87.0f), min(set1(88.0f), x));
     const F n = round(mul(x, set1(1.44269504f)));
     // ln 2 in two parts, the first short enough that n times it is exact.
     F r = fma(n, set1(-0.693359375f), x);
