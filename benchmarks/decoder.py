@@ -123,19 +123,22 @@ def measure_after_torch(model: str, rounds: int) -> dict[str, float]:
     runner.open(0)
     runner.score([Feed(0, prompt, 0)])
     threads = torch.get_num_threads()
-    times: dict[int, list[float]] = {0: [], 1: [], threads: []}
-    for _ in range(rounds * 2):
-        for count, collected in times.items():
-            for _ in range(3):
-                if count:
-                    torch.set_num_threads(count)
-                    logits_TV.softmax(-1)
-                collected.append(_milliseconds(partial(runner.score, [Feed(0, prompt[:1], 1)])))
-                runner.commit(0, CONTEXT)
-            # The last step's neighbours must not be the next kind's.
-            time.sleep(0.02)
-    torch.set_num_threads(threads)
-    alone, serial, parallel = (statistics.median(values) for values in times.values())
+    operations = {"none": 0, "serial": 1, "parallel": threads}
+    times: dict[str, list[float]] = {name: [] for name in operations}
+    try:
+        for _ in range(rounds * 2):
+            for name, count in operations.items():
+                for _ in range(3):
+                    if count:
+                        torch.set_num_threads(count)
+                        logits_TV.softmax(-1)
+                    times[name].append(_milliseconds(partial(runner.score, [Feed(0, prompt[:1], 1)])))
+                    runner.commit(0, CONTEXT)
+                # The last step's neighbours must not be the next kind's.
+                time.sleep(0.02)
+    finally:
+        torch.set_num_threads(threads)
+    alone, serial, parallel = (statistics.median(times[name]) for name in operations)
     return {"after_serial_torch_op": serial / alone, "after_parallel_torch_op": parallel / alone}
 
 

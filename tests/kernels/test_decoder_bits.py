@@ -7,8 +7,22 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from tests.kernels.decoders import GEMMA, LLAMA, QWEN2, QWEN3, Feed, Floats, Shape, build, random_tokens, with_form
-from tests.kernels.native import LEVELS, THREADS, pool
+from tests.kernels.decoders import (
+    GEMMA,
+    LLAMA,
+    QWEN2,
+    QWEN3,
+    Feed,
+    Floats,
+    Shape,
+    Subject,
+    Weights,
+    build,
+    decoder_arguments,
+    random_tokens,
+    with_form,
+)
+from tests.kernels.native import LEVELS, THREADS, kernels, pool
 from tests.kernels.recipes import named, same_bits
 
 SHAPES: dict[str, Shape] = {
@@ -139,3 +153,25 @@ def test_a_poisoned_sequence_keeps_to_itself(level: str, name: str) -> None:
         got = subject.feed(1, start, [*good, *bad[:20]])
         assert same_bits(got[:5], want[start : start + 5]), "before poisoned drafts"
         assert same_bits(subject.feed(1, start, good), want[start : start + 5]), "over poisoned drafts"
+
+
+@at_all_levels
+@pytest.mark.parametrize("forms", [("int8", "int8"), ("bfloat16", "Q4_1-bfloat16"), ("bfloat16", "Q8_0-int8")])
+def test_layers_of_different_widths_and_formats(level: str, forms: tuple[str, str]) -> None:
+    """What one layer leaves behind the inputs of a narrower one is not seen there."""
+    wide = with_form(replace(LLAMA, inner=160, tied=False), named(forms[0]))
+    shape = with_form(replace(wide, inner=96), named(forms[1]))
+    decoder = _mixed(wide, shape, pool(level, 2))
+    subject = Subject(decoder, shape).open(0, 1)
+    tokens = random_tokens(shape, 20, 1)
+    first = subject.feed(0, 0, tokens)
+    assert same_bits(subject.feed(0, 0, tokens), first), "the same again"
+    assert same_bits(subject.plain(1, tokens), first), "one by one"
+
+
+def _mixed(first: Shape, second: Shape, threads: kernels.Pool) -> kernels.Decoder:
+    one, two = Weights(kernels, first, threads), Weights(kernels, second, threads)
+    decoder = kernels.Decoder(threads, **decoder_arguments(replace(second, local=(False, False))), **two.ends())
+    decoder.add_layer(local=False, **one.layer())
+    decoder.add_layer(local=False, **two.layer())
+    return decoder

@@ -61,6 +61,15 @@ def test_trees_across_blocks_of_keys(level: str, name: str, start: int) -> None:
 
 
 @at_all_levels
+@pytest.mark.parametrize(("window", "start"), [(4, 130), (70, 196), (70, 198), (3, 257)])
+def test_committed_keys_that_only_some_branches_see(level: str, window: int, start: int) -> None:
+    """A deep row has left a block of keys behind that a shallow row after it still sees."""
+    shape = replace(SHAPES["gemma bfloat16"], positions=320, window=window)
+    for seed in range(4):
+        check_tree(shape, level, start, 12, seed=seed)
+
+
+@at_all_levels
 def test_a_tree_that_is_a_chain(level: str) -> None:
     shape = SHAPES["gemma bfloat16"]
     tokens = random_tokens(shape, 30, 1)

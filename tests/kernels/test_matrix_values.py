@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tests.kernels.bounds import product_bound
-from tests.kernels.formats import BLOCK_BYTES, bfloat16_bits, quantised, random_gguf
+from tests.kernels.formats import BLOCK_BYTES, Activations, bfloat16_bits, quantised, random_gguf
 from tests.kernels.native import LEVELS, THREADS, kernels, pool
 from tests.kernels.recipes import FORMATS, SETTINGS, Format, Recipe, make_inputs, make_recipe, named, same_bits
 from tests.kernels.reference import Gate
@@ -164,3 +164,33 @@ def test_gates_over_the_whole_range(level: str, gate: Gate) -> None:
     assert np.all(np.isfinite(matrix.multiply(x_N1)))
     error = np.abs(matrix.multiply(x_N1) - recipe.reference().product(x_N1))
     assert np.all(error <= product_bound(recipe.reference(), x_N1))
+
+
+@pytest.mark.parametrize("level", LEVELS)
+@pytest.mark.parametrize("group", [0, 32])
+@pytest.mark.parametrize("activations", ["float32", "bfloat16", "int8"])
+@pytest.mark.parametrize("spoiled", [np.nan, np.inf, -np.inf])
+def test_a_weight_that_is_not_finite_spoils_its_output(
+    level: str, group: int, activations: Activations, spoiled: float
+) -> None:
+    """Else a damaged checkpoint would answer fluently."""
+    weight_OI = np.random.default_rng(1).normal(size=(40, 70)).astype(np.float32)
+    weight_OI[7, 33] = spoiled
+    got = kernels.Matrix.int8(pool(level), weight_OI, group=group, activations=activations).multiply(
+        make_inputs(3, 70, 2)
+    )
+    assert np.all(np.isnan(got[:, 7]))
+    assert np.all(np.isfinite(np.delete(got, 7, axis=1)))
+
+
+@pytest.mark.parametrize("level", LEVELS)
+@pytest.mark.parametrize("activations", ["float32", "bfloat16", "int8"])
+def test_the_least_code_of_eight_bits(level: str, activations: Activations) -> None:
+    """Nothing writes -128, but a Q8_0 block may hold it."""
+    blocks = np.zeros((5, 34), np.uint8)
+    blocks[:, :2] = np.array([0.5], np.float16).view(np.uint8)
+    blocks[2, 2:] = 0x80
+    blocks[3, 2:] = 0x7F
+    matrix = kernels.Matrix.gguf(pool(level), blocks, kind="Q8_0", activations=activations)
+    got = matrix.multiply(np.ones((2, 32), np.float32))
+    assert np.allclose(got, np.array([0, 0, -2048, 2032, 0]), rtol=1e-5)

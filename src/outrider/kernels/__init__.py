@@ -33,6 +33,7 @@ if TYPE_CHECKING:
 LEVEL_VARIABLE = "OUTRIDER_KERNELS"
 THREADS_VARIABLE = "OUTRIDER_NUM_THREADS"
 TORCH = "torch"
+MOST_THREADS = 1024
 _EXTENSION = "outrider.kernels._native"
 
 
@@ -73,8 +74,6 @@ def load() -> Kernels:
         return Kernels(levels, reason=f"turned off by {LEVEL_VARIABLE}={TORCH}")
     if module is None:
         return Kernels(levels, reason=missing)
-    if not levels:
-        return Kernels(levels, reason="no level that was built runs on this processor")
     return Kernels(levels, Native(module, wanted or levels[0], _thread_count()))
 
 
@@ -91,9 +90,9 @@ def _thread_count() -> int:
     if not text:
         import torch
 
-        return torch.get_num_threads()
-    if not re.fullmatch(r"0*[1-9][0-9]{0,8}", text):
-        raise ConfigError(f"{THREADS_VARIABLE}={text[:60]!r} must be a whole number, 1 or more")
+        return min(torch.get_num_threads(), MOST_THREADS)
+    if not re.fullmatch(r"0*[1-9][0-9]{0,8}", text) or int(text) > MOST_THREADS:
+        raise ConfigError(f"{THREADS_VARIABLE}={text[:60]!r} must be a whole number from 1 to {MOST_THREADS}")
     return int(text)
 
 
@@ -111,7 +110,7 @@ def _extension() -> tuple[NativeModule | None, str | None]:
 
 @cache
 def _pool(module: Any, level: str, threads: int) -> _native.Pool:
-    # One pool for all models of a process: two would wait for work on the same cores.
+    # One pool for all models of a level and number of threads: two would wait for work on the same cores.
     try:
         pool: _native.Pool = module.Pool(threads, level)
     except (ValueError, OverflowError, RuntimeError) as error:

@@ -79,7 +79,12 @@ class DecoderRunner:
 
     def open(self, sequence_id: int) -> None:
         """Reserve a slot of ``max_model_len`` tokens, length 0."""
-        self.forward.open(*self._slots.open(sequence_id))
+        reserved = self._slots.open(sequence_id)
+        try:
+            self.forward.open(*reserved)
+        except BaseException:
+            self._slots.close(sequence_id)
+            raise
 
     def close(self, sequence_id: int) -> None:
         """Free the slot; unknown ids are ignored."""

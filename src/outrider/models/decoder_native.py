@@ -9,6 +9,7 @@ import numpy as np
 import torch
 
 from outrider.config import Quantization
+from outrider.errors import ConfigError
 from outrider.models.decoder_config import DecoderConfig, RopeConfig
 from outrider.models.decoder_weights import Stored, WeightReader
 from outrider.models.kv import check_kv_memory
@@ -22,6 +23,8 @@ if TYPE_CHECKING:
     from outrider.kernels._native import Decoder, Pool
     from outrider.models.tiles import Span
     from outrider.models.weights_native import NativeWeights
+
+_BLOCK = 128
 
 
 class NativeForward:
@@ -41,7 +44,8 @@ class NativeForward:
         max_model_len: int,
     ) -> None:
         self.config, self.weights, self.native, self.pool = config, weights, native, pool
-        heads = (config.num_kv_heads, max_model_len, config.head_dim)
+        # Positions come in whole blocks.
+        heads = (config.num_kv_heads, -(-max_model_len // _BLOCK) * _BLOCK, config.head_dim)
         check_kv_memory((config.num_layers, 2, max_num_seqs, *heads), dtype)
         self._decoder = native.module.Decoder(
             pool,
@@ -82,11 +86,16 @@ class NativeForward:
     ) -> NativeForward:
         """Pack weights. Raises ModelError when they do not fit the configuration, ConfigError for sizes that cannot be
         had."""
-        builder = NativeBuilder(config, native, dtype, quantization)
-        weights = WeightReader(config, builder).read(tensors, name)
-        return cls(
-            config, weights, native, builder.pool, dtype=dtype, max_num_seqs=max_num_seqs, max_model_len=max_model_len
-        )
+        sizes = {"max_num_seqs": max_num_seqs, "max_model_len": max_model_len}
+        try:
+            builder = NativeBuilder(config, native, dtype, quantization)
+            weights = WeightReader(config, builder).read(tensors, name)
+            return cls(config, weights, native, builder.pool, dtype=dtype, **sizes)
+        except MemoryError as error:
+            raise ConfigError(
+                f"{name}: the system has no memory for its weights and for keys and values of max_num_seqs="
+                f"{max_num_seqs} slots of max_model_len={max_model_len} tokens; reduce them, or quantize the weights"
+            ) from error
 
     def open(self, slot: int, used: int) -> None:
         """Take the slot; ``close`` has erased it."""
