@@ -197,7 +197,16 @@ def test_a_slot_that_an_interrupt_left_open_serves_its_next_owner() -> None:
 
 
 def test_keys_and_values_that_do_not_fit_are_a_setting_to_change(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("outrider.models.kv.physical_memory", lambda: 31_000)
+    monkeypatch.setattr("outrider.models.kv.physical_memory", lambda: 200_000)
     native_forward(dtype=torch.bfloat16)
-    with pytest.raises(ConfigError, match="max_num_seqs=2 slots of 20 tokens need"):
+    with pytest.raises(ConfigError, match="max_num_seqs=2 slots of 128 tokens need"):
+        native_forward(dtype=torch.float32)
+
+
+def test_memory_that_the_system_refuses_is_a_setting_to_change(monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(*_: object, **__: object) -> None:
+        raise MemoryError("std::bad_alloc")
+
+    monkeypatch.setattr("outrider.models.decoder_native._add_layers", refuse)
+    with pytest.raises(ConfigError, match=r"no memory for its weights .* reduce them, or quantize the weights$"):
         native_forward(dtype=torch.float32)
