@@ -207,6 +207,8 @@ def test_memory_that_the_system_refuses_is_a_setting_to_change(monkeypatch: pyte
     def refuse(*_: object, **__: object) -> None:
         raise MemoryError("std::bad_alloc")
 
-    monkeypatch.setattr("outrider.models.decoder_native._add_layers", refuse)
+    monkeypatch.setattr("outrider.models.decoder_native.NativeBuilder", refuse)
+    sizes = {"max_num_seqs": 2, "max_model_len": 20}
+    native = cast("Native", SimpleNamespace())
     with pytest.raises(ConfigError, match=r"no memory for its weights .* reduce them, or quantize the weights$"):
-        native_forward(dtype=torch.float32)
+        NativeForward.load(GEMMA, (), native, dtype=torch.float32, quantization=None, name="tiny", **sizes)
