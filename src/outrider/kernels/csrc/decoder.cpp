@@ -23,7 +23,7 @@ void check_range(const char* what, int value, int limit) {
 
 }  // namespace
 
-PaddedVector::PaddedVector(const float* values, int size) : memory_(size_t(round_up(size, kPadding)) * sizeof(float)) {
+PaddedVector::PaddedVector(const float* values, int size) : memory_(padded_row(size) * sizeof(float)) {
     std::memcpy(memory_.as<float>(), values, size * sizeof(float));
 }
 

@@ -3,6 +3,8 @@
 #include <cstddef>
 #include <cstdint>
 
+#include "numbers.hpp"
+
 namespace outrider {
 
 enum class Format { f32, bf16, q8, q4 };
@@ -104,19 +106,27 @@ struct Level {
 };
 
 // Floats of a row with its padding.
-static inline size_t padded_row(int width) { return size_t(width + kPadding - 1) / kPadding * kPadding; }
+static inline size_t padded_row(int width) { return size_t(round_up(width, kPadding)); }
 
 static inline size_t element_bytes(InputKind kind) {
     return kind == InputKind::i8 ? 1 : kind == InputKind::bf16 ? 2 : 4;
 }
+
+// Inputs that a step reads.
+static inline int inputs_of_step(const Packed& m) {
+    if (m.grouped) return kGroup;
+    return m.format == Format::f32 ? 1 : m.format == Format::bf16 ? 2 : 4;
+}
+
+// Whether rows can be written as they are read; int8 and grouped inputs are prepared from a whole row.
+static inline bool read_as_written(const Packed& m) { return m.inputs_as != InputKind::i8 && !m.grouped; }
 
 // Bytes of scratch that a product of `rows` rows needs, and an attention of `queries`.
 static inline size_t product_scratch(const Level& level, int rows) {
     return size_t(rows) * level.wide * level.lanes * sizeof(float);
 }
 static inline int padded_dim(const Level& level, int head_dim) {
-    const int unit = level.narrow * level.lanes;
-    return (head_dim + unit - 1) / unit * unit;
+    return round_up(head_dim, level.narrow * level.lanes);
 }
 static inline size_t attend_scratch(int queries) { return size_t(queries) * kKeyBlock * 8; }
 static inline int state_stride(const Level& level, int head_dim) { return level.lanes + padded_dim(level, head_dim); }

@@ -9,11 +9,6 @@ namespace outrider {
 
 namespace {
 
-int inputs_of_step(const Packed& m) {
-    if (m.grouped) return kGroup;
-    return m.format == Format::f32 ? 1 : m.format == Format::bf16 ? 2 : 4;
-}
-
 size_t vector_step(const Packed& m, int lanes) {
     const size_t vector = size_t(lanes) * 4;
     if (!m.grouped) return vector;
@@ -205,7 +200,7 @@ void Matrix::multiply(const float* x, int rows, float* out) const {
     const Level& level = pool_->level();
     Prepared prepared;
     prepared.reserve(rows, packed_.inputs);
-    const Memory padded(size_t(round_up(packed_.inputs, kPadding)) * sizeof(float));
+    const Memory padded(padded_row(packed_.inputs) * sizeof(float));
     for (int row = 0; row < rows; ++row) {
         std::memcpy(padded.as<float>(), x + size_t(row) * packed_.inputs, packed_.inputs * sizeof(float));
         prepared.prepare(level, packed_, row, padded.as<float>());
@@ -224,14 +219,14 @@ const char* Matrix::after(int block) const {
 }
 
 void Prepared::reserve(int rows, int inputs) {
-    const size_t padded = round_up(inputs, kPadding);
+    const size_t padded = padded_row(inputs);
     data_.reserve(rows * padded * 4);
     scale_.reserve(rows * (padded / kGroup) * 4);
     sum_.reserve(rows * (padded / kGroup) * 4);
 }
 
 Inputs Prepared::view(const Packed& packed) const {
-    return {data_.as<char>(), round_up(packed.inputs, kPadding) * element_bytes(packed.inputs_as), scale_.as<float>(),
+    return {data_.as<char>(), padded_row(packed.inputs) * element_bytes(packed.inputs_as), scale_.as<float>(),
             sum_.as<float>(), packed.grouped ? packed.steps : 1};
 }
 

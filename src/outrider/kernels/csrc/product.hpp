@@ -61,13 +61,7 @@ static void deliver_block(const Packed& m, const Inputs& x, int rows, const Bloc
 static void run_panel(const Packed& m, const Inputs& x, int rows, const Block& block, int from, int steps,
                       const char* ahead, float* acc) {
     const int most = most_rows(m.format), passes = (rows + most - 1) / most, width = block.vectors * kLanes;
-    const size_t input_step = (m.grouped                  ? kGroup
-                               : m.format == Format::f32  ? 1
-                               : m.format == Format::bf16 ? 2
-                                                          : 4) *
-                              (m.inputs_as == InputKind::i8     ? 1
-                               : m.inputs_as == InputKind::bf16 ? 2
-                                                                : 4);
+    const size_t input_step = inputs_of_step(m) * element_bytes(m.inputs_as);
     const size_t step_bytes = block.vectors * m.vector_step;
     const int lines = int((step_bytes / 64 + passes - 1) / passes);
     int row = 0;

@@ -25,9 +25,6 @@ Step::Step(Decoder& decoder, const Batch& batch)
     plan_attention();
     take_memory();
     together_ = std::max(batch.rows, batch.wanted) > kRowsAlone && pool_.threads() > 1;
-    for (const Layer& layer : d_.layers_)
-        order_.insert(order_.end(), {layer.qkv.get(), layer.out.get(), layer.gate_up.get(), layer.down.get()});
-    order_.push_back(d_.head_.get());
     row_bounds_ = evenly(batch.rows);
     head_bounds_ = evenly(batch.rows * shape_.num_kv_heads);
     piece_bounds_ = evenly(int(pieces_.size()));
@@ -141,8 +138,7 @@ void Step::take_memory() {
 
 Sink Step::written_for(const Matrix& matrix, const Memory& memory) const {
     const Packed& packed = matrix.packed();
-    const bool as_read = packed.inputs_as != InputKind::i8 && !packed.grouped;
-    const InputKind as = as_read ? packed.inputs_as : InputKind::f32;
+    const InputKind as = read_as_written(packed) ? packed.inputs_as : InputKind::f32;
     return {memory.as<char>(), padded_row(packed.inputs) * element_bytes(as), as, false};
 }
 
@@ -163,6 +159,7 @@ void Step::embed(int thread) {
 
 void Step::layer(int thread, int index) {
     const Layer& layer = d_.layers_[index];
+    const Matrix& next = index + 1 < shape_.num_layers ? *d_.layers_[index + 1].qkv : *d_.head_;
     const Sink projected{d_.projected_.as<char>(), projected_stride_ * 4, InputKind::f32, false};
     const Sink residual{d_.stream_.as<char>(), stream_stride_ * 4, InputKind::f32, true};
     const Sink side{d_.side_.as<char>(), stream_stride_ * 4, InputKind::f32, false};
@@ -170,14 +167,14 @@ void Step::layer(int thread, int index) {
     const float *post_attention = layer.post_attention_norm.data(), *post_mlp = layer.post_mlp_norm.data();
 
     expect_rows(thread, index);
-    normed_product(thread, *layer.qkv, layer.input_norm.data(), projected);
+    normed_product(thread, *layer.qkv, *layer.out, layer.input_norm.data(), projected);
     phase(thread, head_bounds_,
           [&](int i) { rotate_and_append(thread, layer, index, i / shape_.num_kv_heads, i % shape_.num_kv_heads); });
     phase(thread, piece_bounds_, [&](int i) { attend_piece(thread, pieces_[i], layer, index); });
-    product(thread, *layer.out, attended, post_attention ? side : residual);
+    product(thread, *layer.out, *layer.gate_up, attended, post_attention ? side : residual);
     if (post_attention) add_normed(thread, post_attention);
-    normed_product(thread, *layer.gate_up, layer.mlp_norm.data(), inner);
-    product(thread, *layer.down, inner, post_mlp ? side : residual);
+    normed_product(thread, *layer.gate_up, *layer.down, layer.mlp_norm.data(), inner);
+    product(thread, *layer.down, next, inner, post_mlp ? side : residual);
     if (post_mlp) add_normed(thread, post_mlp);
     keep_states(thread, index + 1);
 }
@@ -196,7 +193,8 @@ void Step::finish(int thread) {
         prepared.prepare(level_, head, i, normed);
     });
     const Sink logits{reinterpret_cast<char*>(batch_.logits), shape_.vocab_size * sizeof(float), InputKind::f32, false};
-    multiply(thread, *d_.head_, prepared.view(head), batch_.wanted, logits, [] {});
+    // The next step begins with the first layer again.
+    multiply(thread, *d_.head_, *d_.layers_[0].qkv, prepared.view(head), batch_.wanted, logits, [] {});
 }
 
 void Step::keep_states(int thread, int layers_done) {
@@ -210,19 +208,19 @@ void Step::keep_states(int thread, int layers_done) {
     }
 }
 
-void Step::normed_product(int thread, const Matrix& matrix, const float* norm, const Sink& sink) {
+void Step::normed_product(int thread, const Matrix& matrix, const Matrix& next, const float* norm, const Sink& sink) {
     const Sink stream{d_.stream_.as<char>(), stream_stride_ * 4, InputKind::f32, false};
-    prepared_product(thread, matrix, stream, norm, sink);
+    prepared_product(thread, matrix, next, stream, norm, sink);
 }
 
-void Step::product(int thread, const Matrix& matrix, const Sink& written, const Sink& sink) {
+void Step::product(int thread, const Matrix& matrix, const Matrix& next, const Sink& written, const Sink& sink) {
     const Packed& packed = matrix.packed();
-    if (packed.inputs_as == InputKind::i8 || packed.grouped)
-        return prepared_product(thread, matrix, written, nullptr, sink);
-    multiply(thread, matrix, {written.out, written.stride, nullptr, nullptr, 0}, batch_.rows, sink, [] {});
+    if (!read_as_written(packed)) return prepared_product(thread, matrix, next, written, nullptr, sink);
+    multiply(thread, matrix, next, {written.out, written.stride, nullptr, nullptr, 0}, batch_.rows, sink, [] {});
 }
 
-void Step::prepared_product(int thread, const Matrix& matrix, const Sink& from, const float* norm, const Sink& sink) {
+void Step::prepared_product(int thread, const Matrix& matrix, const Matrix& next, const Sink& from, const float* norm,
+                            const Sink& sink) {
     const Packed& packed = matrix.packed();
     Prepared& prepared = d_.prepared_[together_ ? 0 : thread];
     const auto prepare = [&](int row) {
@@ -238,25 +236,19 @@ void Step::prepared_product(int thread, const Matrix& matrix, const Sink& from, 
         prepared.prepare(level_, packed, row, own);
     };
     if (together_) phase(thread, row_bounds_, prepare);
-    multiply(thread, matrix, prepared.view(packed), batch_.rows, sink, [&] {
+    multiply(thread, matrix, next, prepared.view(packed), batch_.rows, sink, [&] {
         for (int row = 0; row < batch_.rows && !together_; ++row) prepare(row);
     });
 }
 
 template <class Ready>
-void Step::multiply(int thread, const Matrix& matrix, const Inputs& inputs, int rows, const Sink& sink, Ready&& ready) {
+void Step::multiply(int thread, const Matrix& matrix, const Matrix& next, const Inputs& inputs, int rows,
+                    const Sink& sink, Ready&& ready) {
     const int last = matrix.parts()[thread + 1] - 1;
-    const char* next_matrix = after(&matrix)->begin(thread);
     phase(thread, matrix.parts(), ready, [&](int block) {
-        level_.multiply(matrix.packed(), inputs, rows, block, block == last ? next_matrix : matrix.after(block), sink,
-                        d_.scratch_[thread].as<float>());
+        level_.multiply(matrix.packed(), inputs, rows, block, block == last ? next.begin(thread) : matrix.after(block),
+                        sink, d_.scratch_[thread].as<float>());
     });
-}
-
-// The matrix that is read after this one; the head's successor is the first layer of the next step.
-const Matrix* Step::after(const Matrix* matrix) const {
-    const auto at = std::find(order_.begin(), order_.end(), matrix);
-    return at + 1 == order_.end() ? order_.front() : *(at + 1);
 }
 
 void Step::add_normed(int thread, const float* norm) {

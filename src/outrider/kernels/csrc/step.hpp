@@ -2,7 +2,6 @@
 // are claimed by whoever comes, its owner first, and a thread goes on when all of them are done, whoever did them.
 #pragma once
 #include <atomic>
-#include <memory>
 #include <vector>
 
 #include "decoder.hpp"
@@ -53,16 +52,18 @@ private:
     void finish(int thread);
     void keep_states(int thread, int layers_done);
 
-    // Inputs normed and prepared from the stream, or as they were written for this matrix, times a matrix.
-    void normed_product(int thread, const Matrix& matrix, const float* norm, const Sink& sink);
-    void product(int thread, const Matrix& matrix, const Sink& written, const Sink& sink);
-    void prepared_product(int thread, const Matrix& matrix, const Sink& from, const float* norm, const Sink& sink);
+    // Inputs normed and prepared from the stream, or as they were written for this matrix, times a matrix; `next` is
+    // the matrix that is read after it.
+    void normed_product(int thread, const Matrix& matrix, const Matrix& next, const float* norm, const Sink& sink);
+    void product(int thread, const Matrix& matrix, const Matrix& next, const Sink& written, const Sink& sink);
+    void prepared_product(int thread, const Matrix& matrix, const Matrix& next, const Sink& from, const float* norm,
+                          const Sink& sink);
     template <class Ready>
-    void multiply(int thread, const Matrix& matrix, const Inputs& inputs, int rows, const Sink& sink, Ready&& ready);
+    void multiply(int thread, const Matrix& matrix, const Matrix& next, const Inputs& inputs, int rows,
+                  const Sink& sink, Ready&& ready);
     // Where the inputs of a matrix are written by what comes before it: already rounded for it, where that can be done.
     Sink written_for(const Matrix& matrix, const Memory& memory) const;
     void add_normed(int thread, const float* norm);
-    const Matrix* after(const Matrix* matrix) const;
 
     void rotate_and_append(int thread, const Layer& layer, int index, int row, int kv);
     void attend_piece(int thread, const Piece& piece, const Layer& layer, int index);
@@ -89,7 +90,6 @@ private:
     std::vector<Row> rows_;
     std::vector<RowTile> tiles_;
     std::vector<Piece> pieces_;
-    std::vector<const Matrix*> order_;
     bool split_ = false;     // pieces are single blocks, joined afterwards
     bool together_ = false;  // inputs are prepared by all threads for all, rather than by each for itself
     std::vector<int> row_bounds_, head_bounds_, piece_bounds_, wanted_bounds_;

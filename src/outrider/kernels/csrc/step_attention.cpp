@@ -157,7 +157,6 @@ void Step::join(float* state, const float* newest) const {
 // A tree's keys in the order of one row's path, so that it has the bits of plain decoding.
 Cache Step::gather_tree(int thread, const Row& row, const Cache& cache, int start, int block, Span keys) const {
     char* at = d_.scratch_[thread].as<char>() + tile_scratch_;
-    std::memset(at, 0, tree_scratch_);
     Cache copy = cache;
     copy.block_stride = 0;
     copy.keys = at;
