@@ -29,6 +29,8 @@ ORDER = (
     ("engine",),
     ("testing", "prompts"),
     ("llm",),
+    ("bench",),
+    ("audit",),
     ("cli",),
 )
 RANK = {name: rank for rank, names in enumerate(ORDER) for name in names}

@@ -1,0 +1,38 @@
+"""What can be measured: anything that answers tasks."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+from outrider.bench.record import Answer, Settings, Task
+
+
+@dataclass(frozen=True)
+class Request:
+    """A task to be sent ``at`` so many seconds after the start; ``seed`` is its own."""
+
+    task: Task
+    at: float = 0.0
+    seed: int | None = None
+
+
+class Subject(Protocol):
+    """An engine in one configuration.
+
+    A request that fails is an ``Answer`` with ``error`` set: it loses no other request.
+    """
+
+    @property
+    def name(self) -> str:
+        """Title of its rows, unique in a run."""
+        ...
+
+    def serve(self, requests: Sequence[Request], settings: Settings) -> list[Answer]:
+        """Send each request when its time comes, whatever is still being answered; answers in order."""
+        ...
+
+    def details(self) -> Mapping[str, Any]:
+        """How it is set up, and what it tells of itself as a whole, in plain JSON."""
+        ...
