@@ -129,15 +129,17 @@ def compare(
     def cycling(shift: int) -> Callable[[int], int]:
         return lambda i: 1 + (i + shift) % MOST_K
 
+    def mixed(turn: int) -> Setting:
+        return Setting(f"ngram, k 1..8 mixed, batch 8, pass {turn + 1}", NgramDrafter, cycling(turn), BATCH)
+
+    # A pass of each kind first: what is seen early tells most.
     settings = [
         Setting("plain, batch 8", NoDrafter, lambda _: 0, BATCH),
-        *(
-            Setting(f"ngram, k 1..8 mixed, batch 8, pass {p + 1}", NgramDrafter, cycling(p), BATCH)
-            for p in range(passes)
-        ),
+        mixed(0),
         Setting("draft_model, k 1..8 mixed, batch 8", model_drafter, cycling(5), BATCH),
         Setting("ngram, k 1..8 by prompt, batch 1", NgramDrafter, cycling(0), 1, every),
         Setting("draft_model, k 1..8 by prompt, batch 1", model_drafter, cycling(2), 1, every),
+        *(mixed(turn) for turn in range(1, passes)),
     ]
     for setting in settings:
         started = time.monotonic()
