@@ -24,7 +24,7 @@ ORDER = (
     ("sampling",),
     ("verify",),
     ("kernels",),
-    ("models",),
+    ("models", "provenance"),
     ("draft", "control"),
     ("engine",),
     ("testing", "prompts"),

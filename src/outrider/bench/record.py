@@ -112,6 +112,8 @@ class Answer:
     """Time by phase of the steps that served this request; shared by a batch."""
     error: str | None = None
     """One line: why there is no answer, or no whole one."""
+    decode_phases: PhaseSeconds | None = None
+    """``phases`` of the steps after the one that brought the first tokens: no prompt was read in them."""
 
     @property
     def tokens(self) -> int:
@@ -161,8 +163,14 @@ class Sample:
     settings: Settings
     repeat: int
     batch: int
-    """Requests served at a time (closed loop)."""
+    """Requests served at a time (closed loop); 0 in an open loop."""
     answer: Answer
+    group: str = ""
+    """Id of the first task of those that were served together; empty for a task alone."""
+    rate: float | None = None
+    """Requests a second of an open loop; None in a closed one."""
+    at: float = 0.0
+    """When an open loop sent it, seconds after the start."""
 
 
 @dataclass(frozen=True)

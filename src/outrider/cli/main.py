@@ -11,6 +11,8 @@ from collections.abc import Sequence
 
 import typer
 
+from outrider.cli.audit import audit
+from outrider.cli.bench import bench_app
 from outrider.cli.chat import chat
 from outrider.cli.doctor import doctor
 from outrider.cli.generate import generate
@@ -30,8 +32,9 @@ def build_app() -> typer.Typer:
         pretty_exceptions_enable=False,
         rich_markup_mode=None,
     )
-    for command in (generate, chat, pull, doctor):
+    for command in (generate, chat, audit, pull, doctor):
         app.command(command.__name__)(command)
+    app.add_typer(bench_app(), name="bench")
     return app
 
 

@@ -1,0 +1,1 @@
+"""Evidence that speculation changed nothing, on a user's own model, drafter and settings."""

@@ -1,0 +1,207 @@
+"""OpenAI-compatible servers as the two sides of an audit: what can be seen from outside."""
+
+from __future__ import annotations
+
+import os
+import threading
+from collections.abc import Mapping, Sequence
+from contextlib import closing
+from dataclasses import dataclass
+from itertools import count
+from typing import Any, Final
+
+from outrider.audit.greedy import Compared, Noise, Split, compare_tokens, greedy_params
+from outrider.audit.report import AuditReport, DraftCount
+from outrider.audit.run import compare_laws
+from outrider.audit.samples import Answer, Job, Pair, Progress, Question, Token, silent
+from outrider.bench.endpoint import EndpointSubject
+from outrider.bench.server import Server
+from outrider.bench.transcript import Transcript
+from outrider.errors import RequestError
+from outrider.sampling.params import SamplingParams
+
+AT_A_TIME: Final = 8
+"""Requests under way together, as many as our own engine decodes by default."""
+LOGPROBS: Final = 5
+"""Alternatives asked for at each place; the most that the completions API allows."""
+
+
+class EndpointSampler:
+    """A server's ``/v1/completions``. Tokens are their texts, or single characters where it reports no logprobs."""
+
+    def __init__(self, server: Server, model: str, name: str, progress: Progress = silent) -> None:
+        self._server = server
+        self._model = model
+        self._name = name
+        self._progress = progress
+
+    def sample(self, jobs: Sequence[Job]) -> list[Answer]:
+        """Answers in order, a few requests at a time. Raises RequestError when one fails."""
+        results: dict[int, Answer | BaseException] = {}
+        numbers = count()
+        stopped = threading.Event()
+
+        def work() -> None:
+            # `next` of a count is one step of the interpreter: no two threads get the same job.
+            while (i := next(numbers)) < len(jobs) and not stopped.is_set():
+                try:
+                    results[i] = self._answer(jobs[i])
+                except BaseException as error:
+                    results[i] = error
+                    stopped.set()
+                self._progress(self._name, len(results), len(jobs))
+
+        # Daemons: after an interrupt nothing waits for a server that is silent.
+        threads = [threading.Thread(target=work, daemon=True) for _ in range(min(AT_A_TIME, len(jobs)))]
+        try:
+            for thread in threads:
+                thread.start()
+            for thread in threads:
+                thread.join()
+        finally:
+            stopped.set()
+        for result in results.values():
+            if isinstance(result, BaseException):
+                raise result
+        return [result for i in range(len(jobs)) if isinstance(result := results[i], Answer)]
+
+    def _answer(self, job: Job) -> Answer:
+        transcript = Transcript()
+        told: list[tuple[str, Mapping[str, float]]] = []
+        with closing(self._server.stream("/v1/completions", self._body(job))) as chunks:
+            for chunk in chunks:
+                transcript.add(chunk)
+                for choice in chunk.data.get("choices") or ():
+                    told += read_logprobs(choice.get("logprobs"))
+        answer = transcript.answer()
+        if answer.error is not None:
+            raise RequestError(f"{job.question.label}: {answer.error}")
+        if not told:
+            return Answer(tuple(answer.text[: job.enough]))
+        tokens, logprobs = zip(*told[: job.enough], strict=True)
+        return Answer(tokens, logprobs=logprobs)
+
+    def _body(self, job: Job) -> dict[str, Any]:
+        params = job.params
+        # A round of speculation is cut at the limit, so room is left for one draft behind the last token looked at.
+        limit = params.max_tokens if job.enough is None else job.enough + 1
+        body: dict[str, Any] = {
+            "model": self._model,
+            "prompt": job.question.text,
+            "stream": True,
+            "logprobs": LOGPROBS,
+            "max_tokens": limit,
+            "temperature": params.temperature,
+            "top_p": params.top_p,
+        }
+        # Not OpenAI's: sent only where they are wanted, so that any server will do.
+        return body | {
+            name: value
+            for name, value, unset in (
+                ("seed", params.seed, None),
+                ("top_k", params.top_k, 0),
+                ("min_p", params.min_p, 0.0),
+            )
+            if value != unset
+        }
+
+
+class EndpointExplainer:
+    """Margins and noise from the log-probabilities that both servers reported along the same tokens."""
+
+    def noise(self, answers: Sequence[Compared]) -> Noise | None:
+        """Largest difference between the two servers' log-probabilities of a token, after the same prefix.
+
+        Raises RequestError when only one of them reports any: their tokens cannot be compared then.
+        """
+        if any((each.plain.logprobs is None) != (each.speculative.logprobs is None) for each in answers):
+            raise RequestError("one server reports logprobs and the other does not; allow them on both, or on neither")
+        differences = [
+            abs(a[token] - b[token])
+            for each in answers
+            for a, b in zip(*(side[: each.count] for side in _reported(each)), strict=False)
+            for token in a.keys() & b.keys()
+        ]
+        return Noise(max(differences), 0.0, len(differences)) if differences else None
+
+    def margin(self, compared: Compared, split: Split) -> float | None:
+        """None where either token is not among those that the plain server reported."""
+        plain, _ = _reported(compared)
+        here = plain[split.position] if split.position < len(plain) else {}
+        known = [here.get(token) for token in (split.plain, split.speculative) if isinstance(token, str)]
+        return abs(known[0] - known[1]) if len(known) == 2 and known[0] is not None and known[1] is not None else None
+
+    def text(self, token: Token) -> str:
+        return str(token)
+
+
+@dataclass(frozen=True)
+class Endpoint:
+    """A server that was reached. ``subject`` knows its model and reads its counters, ``server`` answers."""
+
+    subject: EndpointSubject
+    server: Server
+
+    @classmethod
+    def find(cls, url: str) -> Endpoint:
+        """Raises ConfigError for a server that cannot be reached or has not exactly one model."""
+        key = os.environ.get("OPENAI_API_KEY") or None
+        return cls(EndpointSubject(url, url, api_key=key), Server(url, key))
+
+    def sampler(self, name: str, progress: Progress) -> EndpointSampler:
+        return EndpointSampler(self.server, self.subject.model, name, progress)
+
+    def details(self) -> Mapping[str, Any]:
+        """Its URL, model, kind, and the drafts it made since it was found, where it counts them."""
+        told = self.subject.details()
+        return {name: told[name] for name in ("url", "model", "server", "acceptance")}
+
+
+def audit_endpoints(
+    plain: Endpoint,
+    speculative: Endpoint,
+    questions: Sequence[Question],
+    params: SamplingParams,
+    samples: int,
+    progress: Progress = silent,
+) -> AuditReport:
+    """Greedy tokens and sampled laws of two servers. The accept rule cannot be reached, nor a mistake planted.
+
+    Raises RequestError when a server fails a request, or the two tell tokens in different ways.
+    """
+    pair = Pair(plain.sampler("plain server", progress), speculative.sampler("speculative server", progress))
+    greedy = compare_tokens(pair, questions, greedy_params(params), EndpointExplainer(), exact=False)
+    check = None if params.greedy else compare_laws(pair, questions, params, samples)[0]
+    acceptance = speculative.details()["acceptance"]
+    drafts = None if acceptance is None else DraftCount(acceptance["drafted"])
+    return AuditReport(greedy, None, None, check, None, drafts)
+
+
+def read_logprobs(reported: Any) -> list[tuple[str, Mapping[str, float]]]:
+    """Tokens of one chunk, each with its likeliest alternatives: the completions API's shape, or that of chats.
+
+    Raises RequestError for anything else.
+    """
+    try:
+        if not reported:
+            return []
+        if reported.get("content") is not None:
+            return [
+                (
+                    str(at["token"]),
+                    {str(each["token"]): float(each["logprob"]) for each in at.get("top_logprobs") or ()},
+                )
+                for at in reported["content"]
+            ]
+        tokens = reported.get("tokens") or []
+        likeliest = reported.get("top_logprobs") or [{}] * len(tokens)
+        return [
+            (str(token), {str(each): float(value) for each, value in (top or {}).items()})
+            for token, top in zip(tokens, likeliest, strict=True)
+        ]
+    except (AttributeError, KeyError, TypeError, ValueError) as error:
+        raise RequestError(f"the server's logprobs cannot be read: {str(reported)[:120]}") from error
+
+
+def _reported(compared: Compared) -> tuple[Sequence[Mapping[str, float]], Sequence[Mapping[str, float]]]:
+    return compared.plain.logprobs or (), compared.speculative.logprobs or ()

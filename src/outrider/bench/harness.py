@@ -1,0 +1,89 @@
+"""Closed-loop measurement: every configuration answers the same tasks, in turn, in one process."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
+
+from outrider.bench.record import Sample, Settings, Task
+from outrider.bench.subject import Request, Subject
+from outrider.errors import ConfigError
+
+_WARM_UP_TOKENS = 16
+_SEED_BITS = 31
+"""What every server takes: some read a seed as a signed 32-bit number."""
+
+
+def measure(
+    subjects: Sequence[Subject],
+    tasks: Sequence[Task],
+    settings_list: Sequence[Settings],
+    *,
+    batch: int = 1,
+    repeats: int = 1,
+) -> Iterator[Sample]:
+    """Serve every task with every subject, ``batch`` at a time; samples come as they are measured.
+
+    After a warm-up of each, subjects alternate group by group and each goes first in its turn, so that a machine that
+    slows down or warms up favours none. A generator: whoever is interrupted holds all that was measured before.
+    Raises ConfigError for a batch or a number of repeats below 1, and for names or tasks that are not unique.
+    """
+    _check(subjects, tasks, batch, repeats)
+    return _measure(subjects, tasks, settings_list, batch, repeats)
+
+
+def count_samples(
+    subjects: Sequence[Subject], tasks: Sequence[Task], settings_list: Sequence[Settings], *, repeats: int = 1
+) -> int:
+    """How many samples ``measure`` will give, whatever the batch."""
+    return len(subjects) * len(tasks) * len(settings_list) * repeats
+
+
+def task_seed(seed: int | None, task_id: str) -> int | None:
+    """A task's own seed: the same in every process and configuration, another for each task; None without a seed."""
+    if seed is None:
+        return None
+    digest = hashlib.blake2b(f"{seed}:{task_id}".encode(), digest_size=8).digest()
+    return int.from_bytes(digest, "big") >> (64 - _SEED_BITS)
+
+
+def warm_up(subject: Subject, settings: Settings, chat: bool = True) -> None:
+    """Serve one short request whose prompt is no workload's: a cache of prompts must not know the tasks."""
+    task = Task("warm-up", "warm-up", "Say hello, then count to ten.", chat, max_tokens=_WARM_UP_TOKENS)
+    subject.serve([Request(task, seed=settings.seed)], settings)
+
+
+def _check(subjects: Sequence[Subject], tasks: Sequence[Task], batch: int, repeats: int) -> None:
+    for name, value in (("batch", batch), ("repeats", repeats)):
+        if value < 1:
+            raise ConfigError(f"{name}={value} must be 1 or more")
+    for what, keys in (("configuration", [s.name for s in subjects]), ("task id", [t.id for t in tasks])):
+        twice = next((key for i, key in enumerate(keys) if key in keys[:i]), None)
+        if twice is not None:
+            raise ConfigError(f"{what} {twice!r} is there twice, so its results could not be told apart; rename one")
+
+
+def _measure(
+    subjects: Sequence[Subject], tasks: Sequence[Task], settings_list: Sequence[Settings], batch: int, repeats: int
+) -> Iterator[Sample]:
+    groups = [tasks[i : i + batch] for i in range(0, len(tasks), batch)]
+    if groups and settings_list:
+        for subject in subjects:
+            warm_up(subject, settings_list[0], groups[0][0].chat)
+    for repeat in range(repeats):
+        for turn, group in enumerate(groups, start=repeat):
+            for settings in settings_list:
+                for subject in _rotated(subjects, turn):
+                    yield from _serve(subject, group, settings, repeat, batch)
+
+
+def _rotated(subjects: Sequence[Subject], turn: int) -> list[Subject]:
+    return [subjects[(turn + i) % len(subjects)] for i in range(len(subjects))]
+
+
+def _serve(subject: Subject, group: Sequence[Task], settings: Settings, repeat: int, batch: int) -> list[Sample]:
+    requests = [Request(task, seed=task_seed(settings.seed, task.id)) for task in group]
+    answers = subject.serve(requests, settings)
+    sample = Sample(group[0], subject.name, settings, repeat, batch, answers[0], group[0].id)
+    return [replace(sample, task=task, answer=answer) for task, answer in zip(group, answers, strict=True)]

@@ -1,0 +1,61 @@
+"""Open-loop load: requests come when they come, whether or not the engine has finished the last one."""
+
+from __future__ import annotations
+
+import math
+import random
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from outrider.bench.harness import task_seed, warm_up
+from outrider.bench.record import Answer, Sample, Settings, Task
+from outrider.bench.subject import Request, Subject
+from outrider.errors import ConfigError
+
+
+@dataclass(frozen=True)
+class Limits:
+    """Seconds within which an answer counts for goodput; None is no limit."""
+
+    ttft: float | None = None
+    tpot: float | None = None
+
+    def met(self, answer: Answer) -> bool:
+        """Whether a whole answer came in time. One without a second arrival has no TPOT to miss."""
+        if answer.error is not None or answer.ttft is None:
+            return False
+        late = self.ttft is not None and answer.ttft > self.ttft
+        slow = self.tpot is not None and answer.tpot is not None and answer.tpot > self.tpot
+        return not late and not slow
+
+
+def poisson_schedule(tasks: Sequence[Task], rate: float, settings: Settings) -> list[Request]:
+    """Every task once, the first at 0 and then with exponential gaps of mean ``1 / rate`` seconds.
+
+    Independent users make such a process: bursts and pauses, not a metronome. Seeded by ``settings.seed`` (0 where
+    None), so that every subject meets the same bursts. Raises ConfigError for a rate that is not above 0.
+    """
+    if not (math.isfinite(rate) and rate > 0):
+        raise ConfigError(f"rate={rate} must be a number above 0, in requests per second")
+    gaps = random.Random(settings.seed or 0)
+    requests, at = [], 0.0
+    for task in tasks:
+        requests.append(Request(task, at, task_seed(settings.seed, task.id)))
+        at += gaps.expovariate(rate)
+    return requests
+
+
+def measure_load(subject: Subject, tasks: Sequence[Task], settings: Settings, rate: float) -> list[Sample]:
+    """Serve the tasks as a Poisson stream of ``rate`` requests per second, after a warm-up.
+
+    Latencies count from the scheduled time, also when the engine was too busy to take a request in: otherwise an
+    overloaded engine would measure its own queue away.
+    """
+    requests = poisson_schedule(tasks, rate, settings)
+    if tasks:
+        warm_up(subject, settings, tasks[0].chat)
+    answers = subject.serve(requests, settings)
+    return [
+        Sample(request.task, subject.name, settings, 0, 0, answer, request.task.id, rate, request.at)
+        for request, answer in zip(requests, answers, strict=True)
+    ]

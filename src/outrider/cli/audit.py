@@ -1,0 +1,185 @@
+"""`outrider audit`: show on a user's own model, drafter and settings that speculation changed nothing."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from outrider.cli import options
+from outrider.config import DEFAULT_DTYPE, DEFAULT_MODEL, SpeculativeConfig, parse_speculative_config
+from outrider.errors import ConfigError
+
+if TYPE_CHECKING:
+    from outrider.audit.report import AuditReport
+    from outrider.audit.samples import Progress, Question
+    from outrider.bench.record import Task
+    from outrider.llm import LLM
+    from outrider.sampling.params import SamplingParams
+
+_LEAST_SAMPLES = 100
+_IN_PROCESS = ("model", "speculative_config", "dtype", "quantization", "max_model_len", "trust_remote_code")
+
+
+def audit(
+    context: typer.Context,
+    model: options.Model = DEFAULT_MODEL,
+    prompts: Annotated[
+        str | None, typer.Option(help="JSON Lines file or workload of `bench`; by default some of our own.")
+    ] = None,
+    limit: Annotated[int, typer.Option(help="Most prompts.")] = 8,
+    samples: Annotated[int, typer.Option(help="Sampled answers per prompt and side; more see smaller biases.")] = 1000,
+    max_tokens: options.MaxTokens = 64,
+    temperature: options.Temperature = 1.0,
+    top_p: options.TopP = 1.0,
+    top_k: options.TopK = 0,
+    min_p: options.MinP = 0.0,
+    seed: options.Seed = None,
+    speculative_config: options.Speculative = "auto",
+    dtype: options.Dtype = DEFAULT_DTYPE,
+    quantization: options.Quantization = None,
+    max_model_len: options.MaxModelLen = None,
+    trust_remote_code: options.TrustRemoteCode = False,
+    endpoint: Annotated[
+        str | None, typer.Option(help="URL of a speculative OpenAI-compatible server. The key is OPENAI_API_KEY.")
+    ] = None,
+    plain_endpoint: Annotated[
+        str | None, typer.Option(help="URL of the same model without speculation; goes with --endpoint.")
+    ] = None,
+    as_json: Annotated[bool, typer.Option("--json", help="Print one JSON document.")] = False,
+) -> int:
+    """Compare speculative with plain decoding: tokens, accept rule, sampled law, and a mistake that must be seen."""
+    from outrider.sampling.params import SamplingParams
+
+    params = SamplingParams(
+        temperature=temperature, top_p=top_p, top_k=top_k, min_p=min_p, seed=seed, max_tokens=max_tokens
+    )
+    _check(limit, samples)
+    if endpoint is not None or plain_endpoint is not None:
+        urls = _both(context, endpoint, plain_endpoint)
+        report, settings = _audit_endpoints(*urls, _tasks(prompts, limit), params, samples)
+    else:
+        speculation = _speculation(speculative_config)
+        tasks = _tasks(prompts, limit)
+        llm = options.load_llm(model, dtype, quantization, speculative_config, max_model_len, trust_remote_code)
+        report = _audit(llm, speculation.num_speculative_tokens, tasks, params, samples)
+        settings = {
+            "model": model,
+            "dtype": dtype,
+            "quantization": quantization,
+            "speculative_config": options.read_speculative(speculative_config),
+            "drafter": llm.engine.drafter.name,
+        }
+    _print(report, settings | {"prompts": prompts or "built-in"} | _sampling_json(params, samples), as_json)
+    return 0 if report.passed else 1
+
+
+# --- what is asked ------------------------------------------------------------------------------------------
+
+
+def _check(limit: int, samples: int) -> None:
+    if limit < 1:
+        raise ConfigError(f"--limit {limit} must be 1 or more")
+    if samples < _LEAST_SAMPLES:
+        raise ConfigError(f"--samples {samples} must be {_LEAST_SAMPLES} or more: fewer show nothing")
+
+
+def _both(context: typer.Context, endpoint: str | None, plain_endpoint: str | None) -> tuple[str, str]:
+    if endpoint is None or plain_endpoint is None:
+        raise ConfigError("--endpoint and --plain-endpoint go together: the same model with and without speculation")
+    for name in _IN_PROCESS:
+        source = context.get_parameter_source(name)
+        if source is not None and source.name == "COMMANDLINE":
+            raise ConfigError(f"--{name.replace('_', '-')} means nothing where servers are audited; leave it out")
+    return endpoint, plain_endpoint
+
+
+def _speculation(text: str) -> SpeculativeConfig:
+    """Refused before a model is loaded: what drafts nothing has nothing to audit."""
+    speculation = parse_speculative_config(options.read_speculative(text))
+    if speculation is None or speculation.num_speculative_tokens == 0:
+        raise ConfigError(
+            f"--speculative-config {text}: plain decoding has nothing to audit; use auto or a JSON object such as "
+            '{"method": "ngram"}'
+        )
+    return speculation
+
+
+def _tasks(prompts: str | None, limit: int) -> tuple[Task, ...]:
+    from outrider.audit.prompts import BUILT_IN
+    from outrider.bench.record import Task
+    from outrider.bench.workloads import load_workload
+
+    if prompts is not None:
+        return load_workload(prompts, limit=limit).tasks
+    return tuple(Task(f"prompt {i}", "audit", text, chat=False) for i, text in enumerate(BUILT_IN[:limit]))
+
+
+# --- auditing -----------------------------------------------------------------------------------------------
+
+
+def _audit(llm: LLM, k: int, tasks: tuple[Task, ...], params: SamplingParams, samples: int) -> AuditReport:
+    from outrider.audit.run import EngineAudit
+
+    if llm.engine.drafter.name == "none":
+        raise ConfigError(
+            f"{llm.loaded.runner.name}: its cache cannot be rolled back, so nothing is drafted and nothing is to audit"
+        )
+    questions = [_question(llm, task) for task in tasks]
+    with _progress() as progress:
+        return EngineAudit(llm.with_speculation(None).engine, llm.engine, k, progress).run(questions, params, samples)
+
+
+def _question(llm: LLM, task: Task) -> Question:
+    from outrider.audit.samples import Question
+
+    chat = [{"role": "user", "content": task.prompt}]
+    ids = llm.chat_tokens(chat) if task.chat else llm.loaded.tokenizer.encode(task.prompt)
+    return Question(task.id, task.prompt, tuple(ids))
+
+
+def _audit_endpoints(
+    endpoint: str, plain_endpoint: str, tasks: tuple[Task, ...], params: SamplingParams, samples: int
+) -> tuple[AuditReport, dict[str, Any]]:
+    from outrider.audit.endpoint import Endpoint, audit_endpoints
+    from outrider.audit.samples import Question
+
+    speculative, plain = Endpoint.find(endpoint), Endpoint.find(plain_endpoint)
+    questions = [Question(task.id, task.prompt) for task in tasks]
+    with _progress() as progress:
+        report = audit_endpoints(plain, speculative, questions, params, samples, progress)
+    return report, {"endpoint": speculative.details(), "plain_endpoint": plain.details()}
+
+
+@contextmanager
+def _progress() -> Iterator[Progress]:
+    """One bar for whatever is being done."""
+    from rich.console import Console
+    from rich.progress import Progress as Bars
+
+    console = Console(stderr=True)
+    with Bars(console=console, disable=not console.is_terminal, transient=True) as bars:
+        bar = bars.add_task("")
+        yield lambda what, done, total: bars.update(bar, description=what, completed=done, total=total)
+
+
+# --- telling ------------------------------------------------------------------------------------------------
+
+
+def _sampling_json(params: SamplingParams, samples: int) -> dict[str, Any]:
+    names = ("temperature", "top_p", "top_k", "min_p", "seed", "max_tokens")
+    return {name: getattr(params, name) for name in names} | {"samples": samples}
+
+
+def _print(report: AuditReport, settings: Mapping[str, Any], as_json: bool) -> None:
+    from outrider.audit.report import report_json
+    from outrider.audit.text import paragraph, table
+    from outrider.provenance import provenance
+
+    if as_json:
+        print(json.dumps(report_json(report, settings) | {"summary": paragraph(report), "provenance": provenance()}))
+    else:
+        print(table(report), "", paragraph(report), sep="\n")
