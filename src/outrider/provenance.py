@@ -19,7 +19,7 @@ from outrider import kernels
 from outrider.hardware import processor, read_bandwidth
 
 _PACKAGES = ("torch", "transformers", "numpy")
-_PASSWORD = re.compile(r"//[^/@\s]*@")
+_PASSWORD = re.compile(r"//[^/?#\s]*@")
 _GIT_SECONDS = 10
 
 

@@ -92,7 +92,8 @@ class _Handler(BaseHTTPRequestHandler):
         self.send_header("Content-Type", reply.content_type)
         self.send_header("Transfer-Encoding", "chunked")
         self.end_headers()
-        for piece in reply.pieces:
+        # An empty chunk would end the body.
+        for piece in filter(None, reply.pieces):
             self.wfile.write(f"{len(piece):x}\r\n".encode() + piece + b"\r\n")
         if reply.broken:
             self.close_connection = True

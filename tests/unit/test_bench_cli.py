@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import os
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -16,7 +18,6 @@ from tests.unit.bench_runs import answer
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
-    from pathlib import Path
 
     from outrider.bench.record import Settings
     from outrider.bench.subject import Request
@@ -141,9 +142,9 @@ def test_a_failed_request_costs_its_own_answer_only(bench: list[str], capsys: Ca
         file.write("\n" + json.dumps({"prompt": "x" * 500}))
     assert run([*bench, "--temperature", "0"]) == 1
     out, err = capsys.readouterr()
-    assert "plain: 1 failed requests; the first, prompts/" in out
+    assert "plain: 1 of 5 requests failed; the first, prompts/" in out
     assert "max_model_len" in out
-    assert err == "outrider: 2 requests failed; the table's notes name the first of each configuration\n"
+    assert err == "outrider: requests that failed: 2; the table's notes name the first of each configuration\n"
     assert [row["requests"] for row in json.loads(out.splitlines()[-1])["summary"]["rows"]] == [4, 4]
 
 
@@ -162,6 +163,39 @@ def stop_at(monkeypatch: pytest.MonkeyPatch, call: int, error: BaseException) ->
     monkeypatch.setattr(EngineSubject, "serve", serve_or_stop)
 
 
+@pytest.mark.parametrize("option", ["--output", "--html"])
+def test_prompts_are_not_written_over(bench: list[str], capsys: Captured, models: FakeModels, option: str) -> None:
+    path = Path(bench[4])
+    before = path.read_bytes()
+    assert run([*bench, option, f"{path.parent}/./{path.name}"]) == 2
+    assert f"--prompts and {option} both name" in capsys.readouterr().err
+    assert (path.read_bytes(), models.runners) == (before, [])
+
+
+def test_two_files_with_the_same_ids_are_refused_before_any_model_is_read(
+    bench: list[str], capsys: Captured, models: FakeModels, tmp_path: Path
+) -> None:
+    (tmp_path / "other").mkdir()
+    other = tmp_path / "other" / "prompts.jsonl"
+    other.write_text(json.dumps(ROWS[0]))
+    for load in ([], ["--rate", "1000"]):
+        assert run([*bench, "--workload", str(other), *load]) == 2
+        assert "task id 'prompts/1' is there twice" in capsys.readouterr().err
+    assert models.runners == []
+
+
+def test_prompts_may_come_through_a_pipe(capsys: Captured) -> None:
+    reader, writer = os.pipe()
+    os.write(writer, json.dumps(ROWS[0]).encode())
+    os.close(writer)
+    options = ["--temperature", "0", "--max-tokens", "4", "--speculative-config", "none"]
+    try:
+        assert run(["bench", "--model", "toy", "--prompts", f"/dev/fd/{reader}", *options]) == 0
+    finally:
+        os.close(reader)
+    assert [task["prompt"] for task in record(capsys)["tasks"]] == ["number 0"]
+
+
 @pytest.mark.parametrize("load", [[], ["--rate", "1000"]])
 def test_an_interrupt_keeps_what_was_measured(
     bench: list[str], capsys: Captured, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, load: list[str]
@@ -174,6 +208,7 @@ def test_an_interrupt_keeps_what_was_measured(
     assert err == "outrider: interrupted\n"
     assert out.startswith("Speed" if not load else "Open loop")
     assert len(json.loads(output.read_text())["samples"]) == (3 if not load else 4)
+    assert f"broken off: {3 if not load else 4} of 8 answers were measured." in out
 
 
 def test_an_interrupt_before_the_first_answer_leaves_nothing(
@@ -183,6 +218,32 @@ def test_an_interrupt_before_the_first_answer_leaves_nothing(
     assert run([*bench, "--output", str(tmp_path / "run.json")]) == 130
     assert capsys.readouterr().out == ""
     assert not (tmp_path / "run.json").exists()
+
+
+def test_a_signal_to_leave_keeps_what_was_measured(
+    bench: list[str], capsys: Captured, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    stop_at(monkeypatch, 5, SystemExit(143))
+    with pytest.raises(SystemExit):
+        run([*bench, "--temperature", "0"])
+    assert len(record(capsys)["samples"]) == 2
+
+
+@pytest.mark.parametrize("error", [KeyboardInterrupt(), MemoryError("none left")])
+def test_what_is_asked_at_the_end_loses_nothing(
+    bench: list[str], endpoints: list[Made], capsys: Captured, monkeypatch: pytest.MonkeyPatch, error: BaseException
+) -> None:
+    def fails(*_: object) -> None:
+        raise error
+
+    monkeypatch.setattr("outrider.provenance.read_bandwidth", fails)
+    monkeypatch.setattr(FakeEndpoint, "details", fails)
+    assert run([*bench, "--endpoint", "http://one:1", "--temperature", "0"]) == 0
+    found = record(capsys)
+    assert len(found["samples"]) == 12
+    assert found["details"]["one:1"] == {"error": f"{type(error).__name__}: {error}"}
+    assert found["provenance"]["machine"] == found["details"]["one:1"]
+    assert found["summary"]["bandwidth"] is None
 
 
 def test_a_bug_keeps_what_was_measured_and_its_traceback(
@@ -216,8 +277,9 @@ def test_a_bug_keeps_what_was_measured_and_its_traceback(
         (["--batch", "1,x"], "--batch 'x'"),
         (["--batch", "9" * 5000], "from 1 to 999"),
         (["--batch", "\N{SUPERSCRIPT TWO}"], "--batch"),
-        (["--rate", "0"], "--rate 0.0 must be above 0"),
-        (["--rate", "nan"], "--rate nan must be above 0"),
+        (["--rate", "0"], "rate=0.0 must be a number of requests per second"),
+        (["--rate", "nan"], "rate=nan must be"),
+        (["--rate", "1e-300"], "rate=1e-300 must be"),
         (["--rate", "1", "--max-tpot", "-5"], "--max-tpot -5.0"),
         (["--max-ttft", "100"], "add --rate"),
         (["--rate", "1", "--batch", "2"], "leave out --batch"),
@@ -226,9 +288,18 @@ def test_a_bug_keeps_what_was_measured_and_its_traceback(
         (["--peer", "transformers", "--batch", "2"], "one request at a time"),
         (["--endpoint-model", "m"], "without --endpoint"),
         (["--endpoint", "http://h:1", "--endpoint", "http://h:1/v1/"], "given twice"),
+        (["--endpoint", "http://[h"], "--endpoint 'http://[h' is no URL (Invalid IPv6 URL)"),
         (["--output", "nowhere/run.json"], "no folder 'nowhere'"),
         (["--html", "."], "is a folder"),
         (["--output", "a", "--html", "./a"], "give two files"),
+        (["--output", "x" * 300], "cannot be a file: File name too long"),
+        (["--prompts", "x" * 300], "no such file"),
+        (["--output", "/dev/null"], "is a device"),
+        (["--k", "2", "--speculative-config", "none"], "--k '2' means nothing without a drafter"),
+        (
+            ["--speculative-config", '{"model": "a/toy-draft"}', "--speculative-config", '{"model": "b/toy-draft"}'],
+            "configuration 'draft_model k=5 toy-draft' is there twice",
+        ),
         (["surplus"], "surplus"),
     ],
 )
@@ -316,6 +387,14 @@ def test_endpoints_alone_load_no_model(endpoints: list[Made], capsys: Captured, 
     assert models.runners == []
     assert "sk-secret" not in out
     assert "machine" not in found["provenance"]
+
+
+def test_a_name_is_no_markup_of_the_progress_bar(
+    endpoints: list[Made], capsys: Captured, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("FORCE_COLOR", "1")
+    assert run(["bench", "--endpoint", "[/x]", "--limit", "1", "--temperature", "0"]) == 0
+    assert record(capsys)["configurations"] == ["[/x]"]
 
 
 def test_with_a_model_plain_decoding_is_the_baseline(endpoints: list[Made], bench: list[str], capsys: Captured) -> None:

@@ -106,7 +106,8 @@ def test_settings_and_company_must_be_the_same() -> None:
     for fields in ({"settings": SAMPLED}, {"batch": 2}, {"rate": 1.0, "batch": 0}):
         with pytest.raises(ConfigError, match="nothing in common"):
             compare_runs(usual(), usual(**fields))
-    with pytest.raises(ConfigError, match=r"A: plain at T=0, ngram k=2 at T=0; B: other at T=0"):
+    named = r"A: plain at T=0, batch 1, max_tokens 21; ngram k=2 at T=0, .*; B: other at T=0, batch 1, max_tokens 21\)"
+    with pytest.raises(ConfigError, match=named):
         compare_runs(usual(), run_of({"other": [answer()] * 4}))
 
 
@@ -123,6 +124,13 @@ def test_another_machine_or_setup_is_warned_of() -> None:
         "threads differs: 2 in A, 4 in B",
         'plain: dtype differs: null in A, "float32" in B',
     ]
+
+
+def test_what_is_in_no_ratio_is_warned_of() -> None:
+    a = run_of({"x": [timed(1)] * 4, "y": [timed(1)] * 4})
+    b = run_of({"x": [timed(1), broken(), timed(1), timed(1)], "y": [broken()] * 4, "z": [timed(1)] * 2})
+    where = "at T=0, batch 1, max_tokens 21: prompts answered in"
+    assert warnings(a, b) == [f"x {where} A only: 1 of 4", f"y {where} A only: 4 of 4", f"z {where} B only: 2 of 2"]
 
 
 def test_rows_as_text_and_json() -> None:
@@ -152,7 +160,7 @@ def test_rows_as_text_and_json() -> None:
 def test_a_verdict_says_how_sure_it_is(low: float | None, high: float | None, words: str) -> None:
     place = Place("x", GREEDY, 1, None)
     (said,) = verdicts([Compared(place, 4, 0.9, low, high), Compared(place, 4, 0.95, low, high)], 0.95)
-    assert said == f"x, temperature 0: ratio 0.900 is below 0.95, {words}"
+    assert said == f"x at T=0, batch 1, max_tokens 21, seed 0: ratio 0.900 is below 0.95, {words}"
 
 
 # --- the command --------------------------------------------------------------------------------------------

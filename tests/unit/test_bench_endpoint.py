@@ -6,7 +6,9 @@ import json
 import re
 import socket
 import threading
+import time
 from collections.abc import Iterator
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -260,10 +262,16 @@ def test_a_server_that_is_slow_to_start(server: Script) -> None:
     assert (result.text, result.error) == ("ab", None)
 
 
-def test_requests_do_not_wait_for_each_other(server: Script) -> None:
+def test_requests_do_not_wait_for_each_other(server: Script, monkeypatch: pytest.MonkeyPatch) -> None:
     # Each stream ends only when the other has begun: a client that waited would never be answered.
     begun = {"first": threading.Event(), "second": threading.Event()}
     other = {"first": "second", "second": "first"}
+    slept: list[float] = []
+
+    def sleep(seconds: float) -> None:
+        slept.append(seconds)
+        # Until the time of the second has come, the first has been sent, however slow this machine is.
+        assert seconds == 0 or begun["first"].wait(10)
 
     def reply(body: dict[str, Any]) -> Reply:
         me = body["messages"][0]["content"]
@@ -271,15 +279,17 @@ def test_requests_do_not_wait_for_each_other(server: Script) -> None:
         def pieces() -> Iterator[bytes]:
             begun[me].set()
             yield delta(me)
-            yield delta("!" if begun[other[me]].wait(5) else "?", "length")
+            yield delta("!" if begun[other[me]].wait(10) else "?", "length")
 
         return Reply(pieces())
 
     server.reply = reply
     subject = EndpointSubject("it", server.url)
-    answers = subject.serve([request("second", at=0.02), request("first")], GREEDY)
+    monkeypatch.setattr("outrider.bench.endpoint.time", SimpleNamespace(perf_counter=time.perf_counter, sleep=sleep))
+    answers = subject.serve([request("second", at=1000.0), request("first")], GREEDY)
     assert [each.text for each in answers] == ["second!", "first!"]
-    assert [body["messages"][0]["content"] for body in server.bodies] == ["first", "second"]
+    assert slept[0] == 0
+    assert 900 < slept[1] <= 1000
 
 
 def test_a_prompt_that_is_no_unicode(server: Script) -> None:
@@ -354,7 +364,10 @@ def test_acceptance_of_one_request_from_llama_servers_timings(server: Script) ->
     assert result.acceptance is not None
     assert (result.acceptance.drafted, result.acceptance.accepted, result.acceptance.rounds) == (12, 6, 4)
     assert result.acceptance.tau == 2.5
-    assert serve(server, delta("abc", "length"), usage(10, timings={"predicted_n": 10}), DONE).acceptance is None
+    plain = serve(server, delta("abc", "length"), usage(10, timings={"predicted_n": 10, "predicted_ms": 1.5}), DONE)
+    assert plain.acceptance is not None
+    assert (plain.acceptance.drafted, plain.acceptance.tau) == (0, 1.0)
+    assert serve(server, delta("abc", "length"), usage(10), DONE).acceptance is None
 
 
 def test_acceptance_of_the_whole_run_from_metrics(server: Script) -> None:

@@ -10,7 +10,7 @@ import torch
 
 from outrider.bench.engine_subject import EngineSubject
 from outrider.bench.record import Acceptance, Answer, Settings, Task
-from outrider.bench.subject import Request
+from outrider.bench.subject import Interrupted, Request
 from outrider.llm import LLM
 from outrider.models.base import Scores
 from outrider.models.decoder_native import NativeForward
@@ -185,6 +185,47 @@ def test_nothing_is_left_after_an_interrupt(models: FakeModels, clock: FakeClock
     assert_idle(llm)
     (again,) = subject(llm, clock).serve([Request(TASK)], GREEDY)
     assert again.tokens == 24
+
+
+def test_an_interrupt_hands_over_what_was_complete(models: FakeModels, clock: FakeClock) -> None:
+    steps = 0
+
+    def interrupted(feeds: Sequence[Feed]) -> float:
+        nonlocal steps
+        steps += 1
+        if steps == 5:
+            raise KeyboardInterrupt
+        return 0.01
+
+    llm = toy_llm(models, clock, interrupted)
+    short = Task("short", "c", "a", chat=False, max_tokens=2)
+    long = Task("long", "c", "x" * LIMIT, chat=False)
+    requests = [Request(TASK), Request(short), Request(long), Request(short, at=1e3)]
+    with pytest.raises(Interrupted) as caught:
+        subject(llm, clock).serve(requests, GREEDY)
+    unfinished, done, refused, unsent = caught.value.answers
+    assert (unfinished, unsent) == (None, None)
+    assert done is not None
+    assert (done.tokens, done.finish_reason) == (2, "length")
+    assert refused is not None
+    assert refused.error is not None
+    assert_idle(llm)
+
+
+def test_a_request_that_the_interrupt_kept_from_our_notes_is_dropped_too(
+    models: FakeModels, clock: FakeClock, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    llm = toy_llm(models, clock)
+    add = llm.engine.add
+
+    def interrupted(prompt_ids: Sequence[int], params: SamplingParams) -> str:
+        add(prompt_ids, params)
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(llm.engine, "add", interrupted)
+    with pytest.raises(Interrupted):
+        subject(llm, clock).serve([Request(TASK)], GREEDY)
+    assert_idle(llm)
 
 
 def test_an_answer_without_numbers_is_an_error(models: FakeModels, clock: FakeClock) -> None:

@@ -55,7 +55,7 @@ def test_subjects_alternate_prompt_by_prompt_and_take_turns_in_going_first() -> 
         for temperature in (0.0, 1.0)
         for name in names
     ]
-    assert [(name, r.task.id, s.temperature) for name, (r,), s in calls[2:]] == expected, "two warm-ups come first"
+    assert [(name, r.task.id, s.temperature) for name, (r,), s in calls[4:]] == expected, "four warm-ups come first"
     assert [(s.configuration, s.task.id, s.settings.temperature) for s in samples] == expected
     assert [sample.repeat for sample in samples] == [0] * 12 + [1] * 12
 
@@ -75,8 +75,21 @@ def test_warm_up_is_short_unknown_to_the_workload_and_left_out() -> None:
     (name, (request,), _), *rest = calls
     assert (name, request.task.max_tokens) == ("a", 16)
     assert request.task.prompt not in [task.prompt for task in TASKS]
+    assert request.seed == task_seed(0, request.task.id)
     assert [sample.task for sample in samples] == TASKS
     assert len(rest) == 3
+
+
+def test_everybody_is_warm_under_every_setting_and_in_company() -> None:
+    calls: Calls = []
+    subjects = [RecordingSubject(name, calls) for name in "ab"]
+    list(measure(subjects, TASKS, [COLD, HOT], batch=2))
+    warmed = [(name, len(requests), s) for name, requests, s in calls[:4]]
+    assert warmed == [(name, 2, settings) for name in "ab" for settings in (COLD, HOT)]
+    asked = [request.task for request in calls[0][1]]
+    assert len({task.prompt for task in asked}) == 2, "a server may keep a prompt that it has seen"
+    assert all(task.id.startswith("warm-up/") for _, requests, _ in calls[:4] for task in (r.task for r in requests))
+    assert not any(r.task.id.startswith("warm-up/") for _, requests, _ in calls[4:] for r in requests)
 
 
 @pytest.mark.parametrize(("batch", "sizes"), [(1, [1, 1, 1]), (2, [2, 1]), (3, [3]), (8, [3])])

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from itertools import pairwise
 from typing import Any
 
@@ -13,6 +14,7 @@ from hypothesis import strategies as st
 from outrider.bench.harness import task_seed
 from outrider.bench.load import Limits, measure_load, poisson_schedule
 from outrider.bench.record import Answer, Arrival, Run, Sample, Settings, Task
+from outrider.bench.subject import Interrupted, Request
 from outrider.bench.summary import summarise
 from outrider.bench.sweep import configuration_name, k_range, sweep_configs
 from outrider.config import SpeculativeConfig
@@ -45,18 +47,33 @@ def test_a_schedule_is_the_same_for_every_subject() -> None:
     assert unseeded[7].seed is None
 
 
-@pytest.mark.parametrize("rate", [0.0, -1.0, math.nan, math.inf])
-def test_a_rate_is_above_zero(rate: float) -> None:
+@pytest.mark.parametrize("rate", [0.0, -1.0, 1e-300, math.nan, math.inf])
+def test_a_rate_is_one_that_can_be_waited_for(rate: float) -> None:
     with pytest.raises(ConfigError, match="requests per second"):
         poisson_schedule(MANY, rate, SETTINGS)
 
 
 def test_load_is_one_serve_after_a_warm_up() -> None:
     calls: list[Any] = []
-    samples = measure_load(RecordingSubject("a", calls), MANY[:5], SETTINGS, 2.0)
+    samples = list(measure_load(RecordingSubject("a", calls), MANY[:5], SETTINGS, 2.0))
     assert [len(requests) for _, requests, _ in calls] == [1, 5]
     assert calls[1][1] == poisson_schedule(MANY[:5], 2.0, SETTINGS)
     assert [(s.task, s.rate, s.batch, s.at) for s in samples] == [(r.task, 2.0, 0, r.at) for r in calls[1][1]]
+
+
+def test_an_interrupt_keeps_what_was_complete() -> None:
+    class Stopped(RecordingSubject):
+        def serve(self, requests: Sequence[Request], settings: Settings) -> list[Answer]:
+            answers = super().serve(requests, settings)
+            if len(requests) > 1:
+                raise Interrupted([answers[0], None, answers[2]])
+            return answers
+
+    samples = []
+    with pytest.raises(KeyboardInterrupt):
+        for sample in measure_load(Stopped("a", []), MANY[:3], SETTINGS, 2.0):
+            samples.append(sample)
+    assert [sample.task.id for sample in samples] == ["t/0", "t/2"]
 
 
 def answer(*arrivals: tuple[float, int], error: str | None = None) -> Answer:

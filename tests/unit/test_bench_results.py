@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import json
+import signal
 from dataclasses import replace
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import pytest
 
 from outrider.bench.load import Limits
+from outrider.bench.record_json import run_to_json
 from outrider.cli import bench_results
+from outrider.errors import ConfigError
 from tests.unit.bench_runs import GREEDY, SAMPLED, answer, broken, run_of
 
 if TYPE_CHECKING:
@@ -59,6 +62,60 @@ def test_what_cannot_be_written_is_printed(tmp_path: Path, capsys: Captured) -> 
     out, err = capsys.readouterr()
     assert len(json.loads(out.splitlines()[-1])["samples"]) == 2
     assert err.startswith(f"outrider: cannot write {gone}/run.json: ")
+
+
+def test_files_are_written_before_anything_is_printed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A reader such as `head` leaves early, and a full disk takes no more of our output."""
+
+    def fails(*_: object, **__: object) -> None:
+        raise BrokenPipeError
+
+    monkeypatch.setattr("builtins.print", fails)
+    measured = run_of({"plain": [answer()] * 2})
+    with pytest.raises(BrokenPipeError):
+        bench_results.publish(measured, Limits(), tmp_path / "run.json", tmp_path / "run.html")
+    assert len(json.loads((tmp_path / "run.json").read_text())["samples"]) == 2
+    assert (tmp_path / "run.html").exists()
+
+
+@pytest.mark.parametrize("times", [1, 2])
+def test_one_interrupt_waits_for_the_record_and_two_do_not(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, times: int
+) -> None:
+    def interrupted(*given: Any) -> dict[str, Any]:
+        for _ in range(times):
+            signal.raise_signal(signal.SIGINT)
+        return run_to_json(*given)
+
+    monkeypatch.setattr("outrider.bench.record_json.run_to_json", interrupted)
+    before = signal.getsignal(signal.SIGINT)
+    with pytest.raises(KeyboardInterrupt):
+        publish(run_of({"plain": [answer()]}), tmp_path / "run.json")
+    assert (tmp_path / "run.json").exists() == (times == 1)
+    assert signal.getsignal(signal.SIGINT) is before
+
+
+def test_a_page_that_fails_does_not_cost_the_record(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def fails(*_: object) -> str:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr("outrider.bench.report.render", fails)
+    with pytest.raises(KeyboardInterrupt):
+        bench_results.publish(run_of({"plain": [answer()]}), Limits(), tmp_path / "run.json", tmp_path / "run.html")
+    assert [path.name for path in tmp_path.iterdir()] == ["run.json"]
+
+
+def test_a_link_stays_a_link(tmp_path: Path) -> None:
+    (tmp_path / "folder").mkdir()
+    link, target = tmp_path / "link", tmp_path / "folder" / "target"
+    link.symlink_to(target)
+    bench_results.check_targets(link, None)
+    bench_results.write_atomically(link, "new")
+    assert (link.is_symlink(), target.read_text()) == (True, "new")
+    target.unlink()
+    target.parent.rmdir()
+    with pytest.raises(ConfigError, match="there is no folder"):
+        bench_results.check_targets(link, None)
 
 
 def test_writing_replaces_at_once_or_not_at_all(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

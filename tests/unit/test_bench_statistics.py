@@ -7,7 +7,7 @@ import math
 import numpy as np
 import pytest
 
-from outrider.bench.statistics import bootstrap, paired_ratio, percentiles, quotient
+from outrider.bench.statistics import Floats, bootstrap, paired_ratio, percentiles, quotient
 
 Units = list[list[float]]
 
@@ -57,6 +57,21 @@ def test_equal_units_leave_no_doubt_and_the_seed_decides_the_rest() -> None:
     first, again = (bootstrap(units, lambda s: s.mean(axis=(1, 2))) for _ in range(2))
     other = bootstrap(units, lambda s: s.mean(axis=(1, 2)), seed=1)
     assert first == again != other
+
+
+def test_many_units_are_drawn_some_at_a_time(monkeypatch: pytest.MonkeyPatch) -> None:
+    drawn: list[tuple[int, ...]] = []
+
+    def mean(samples: Floats) -> Floats:
+        drawn.append(samples.shape)
+        result: Floats = samples.mean(axis=(1, 2))
+        return result
+
+    units = np.random.default_rng(0).normal(size=(12, 1))
+    whole = bootstrap(units, mean)
+    monkeypatch.setattr("outrider.bench.statistics._DRAWN_AT_ONCE", 12 * 300)
+    assert bootstrap(units, mean) == whole
+    assert drawn == [(2000, 12, 1), *[(300, 12, 1)] * 6, (200, 12, 1)]
 
 
 def _covered(experiments: int, make: str) -> int:

@@ -95,6 +95,13 @@ def test_acceptance_adds_up_by_position() -> None:
     assert silent["tau"] is silent["acceptance"] is None
 
 
+def test_answers_without_a_round_are_no_evidence_of_tau() -> None:
+    """Three in four resamples would hold nothing but them, and nothing over nothing is no number."""
+    empty = [sample(replace(CODE, id=f"e/{i}"), "plain", answer(rounds=Acceptance())) for i in range(3)]
+    (row,) = rows(run(sample(STORY, "plain", PLAIN_STORY), *empty))
+    assert row["tau"] == {"mean": 1.0, "low": None, "high": None}
+
+
 def test_a_position_that_never_survived_is_listed_as_zero() -> None:
     (row,) = rows(run(sample(STORY, "plain", answer((1.0, 1), rounds=Acceptance.of_round(3, 0, 1)))))
     assert (row["acceptance"]["conditional"], row["acceptance"]["survival"]) == ([0.0], [0.0])
@@ -212,6 +219,22 @@ def test_a_record_survives_json() -> None:
     assert len(document["tasks"]) == 2
 
 
+def test_a_record_holds_no_number_that_json_has_not() -> None:
+    told = {"plain": {"figures": [math.nan, {"x": math.inf}], "n": 1.5}}
+    document = run_to_json(replace(full_run(), details=told, provenance={"load": -math.inf}))
+    assert document["details"] == {"plain": {"figures": [None, {"x": None}], "n": 1.5}}
+    assert document["provenance"] == {"load": None}
+    json.dumps(document, allow_nan=False)
+
+
+@pytest.mark.parametrize("arrivals", [None, [[1.0]], [["1", 1]], [[1.0, 0]], [[math.nan, 1]], [[math.inf, 1]], [5]])
+def test_arrivals_are_numbers(arrivals: object) -> None:
+    document = json.loads(json.dumps(run_to_json(full_run())))
+    document["samples"][0]["answer"]["arrivals"] = arrivals
+    with pytest.raises(ConfigError, match="damaged"):
+        run_from_json(document)
+
+
 @pytest.mark.parametrize("schema", [None, "outrider.bench/0", 1, ["x"]])
 def test_another_schema_is_refused(schema: object) -> None:
     with pytest.raises(ConfigError, match=r"is not .outrider\.bench/1"):
@@ -224,14 +247,16 @@ def test_what_is_no_record_is_refused() -> None:
         run_from_json([])  # type: ignore[arg-type]
     with pytest.raises(ConfigError, match="no samples"):
         run_from_json({key: value for key, value in document.items() if key != "samples"})
-    for key, value in {
-        "tasks": [],
-        "settings": [{"heat": 1}],
-        "configurations": ["plain"],
-        "baseline": "none",
-        "samples": [{"task": 0}],
-        "details": 7,
-        "provenance": None,
-    }.items():
+    for key, value in (
+        ("tasks", []),
+        ("settings", [{"heat": 1}]),
+        ("configurations", ["plain"]),
+        ("baseline", "none"),
+        ("samples", [{"task": 0}]),
+        ("details", 7),
+        ("provenance", None),
+        ("tasks", [{"id": "t", "category": "c", "prompt": ["p"]}] * 2),
+        ("settings", [{"temperature": "0"}]),
+    ):
         with pytest.raises(ConfigError, match="damaged"):
             run_from_json(document | {key: value})

@@ -110,7 +110,7 @@ def test_notes_tell_how_tokens_count_the_physics_and_what_failed() -> None:
         "1.50 x the limit.",
         "peak memory of this process: 500 MB.",
         "server: its server counted 4 of 10 draft tokens accepted, tau 1.40.",
-        "server: 1 failed requests; the first, t/0: HTTP 500",
+        "server: 1 of 4 requests failed; the first, t/0: HTTP 500",
     ]
 
 
@@ -145,7 +145,7 @@ def test_names_steer_no_terminal() -> None:
 def test_a_run_in_which_everything_failed_is_still_shown() -> None:
     run = run_of({"plain": [broken()] * 4, "x": [broken()] * 4})
     assert named(run, "Speed")[1]["tok/s"] == "-"
-    assert "4 failed requests" in render(run, summarise(run))
+    assert "4 of 4 requests failed" in render(run, summarise(run))
 
 
 def test_one_prompt_has_a_ratio_and_no_interval() -> None:

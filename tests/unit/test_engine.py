@@ -143,6 +143,18 @@ def test_cancel_at_every_step_frees_its_slot_at_once_and_no_other() -> None:
             assert len(outputs[doomed].outputs[0].token_ids) < 16
 
 
+def test_cancel_all_ends_what_runs_and_what_waits() -> None:
+    engine = make_engine(draft_model(), 3, config=EngineConfig(max_num_seqs=2))
+    ids = [engine.add([1, 2], replace(GREEDY, max_tokens=20)) for _ in range(4)]
+    engine.step()
+    engine.cancel_all()
+    audit(engine)
+    assert not engine.has_work
+    outputs = engine.collect()
+    assert [output.request_id for output in outputs] == ids
+    assert {output.outputs[0].finish_reason for output in outputs} == {FinishReason.ABORT}
+
+
 def test_cancelling_unknown_and_finished_ids_is_ignored() -> None:
     engine = make_engine()
     done = run_one(engine, [1], GREEDY)

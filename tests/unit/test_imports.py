@@ -21,7 +21,7 @@ FILES = sorted(ROOT.rglob("*.py"))
 # A package may import what stands before it, and itself.
 ORDER = (
     ("types", "errors", "config", "hardware"),
-    ("sampling",),
+    ("sampling", "plan"),
     ("verify",),
     ("kernels",),
     ("models", "provenance"),
@@ -90,6 +90,15 @@ def later():
     from outrider.models.toy import ToyModel
 """
     assert list(imports(ast.parse(source))) == [("llm", 3), ("cli", 4), ("draft", 8), ("models", 10)]
+
+
+def test_the_planner_stands_alone() -> None:
+    """A library of arithmetic: values and errors of ours, and no more than numpy of others."""
+    for file in (ROOT / "plan").glob("*.py"):
+        theirs = {name for name, _ in imports(ast.parse(file.read_text()))}
+        assert theirs <= {"plan", "types", "errors"}, file.name
+    everything = ", ".join(f"outrider.plan.{file.stem}" for file in (ROOT / "plan").glob("[a-z]*.py"))
+    assert loaded_by(f"import {everything}").isdisjoint({*HEAVY} - {"numpy"})
 
 
 @pytest.mark.parametrize("file", FILES, ids=lambda file: str(file.relative_to(ROOT)))

@@ -54,7 +54,9 @@ def test_it_is_plain_json_with_everything_asked_for() -> None:
     [
         ("http://me:secret@host:8000/v1", "http://***@host:8000/v1"),
         ("--endpoint=https://token@host/v1", "--endpoint=https://***@host/v1"),
+        ("http://me:p@ss:w@host/v1", "http://***@host/v1"),
         ("http://host:8000/v1", "http://host:8000/v1"),
+        ("http://host/a@b?c=d@e", "http://host/a@b?c=d@e"),
         ("me@example.org", "me@example.org"),
     ],
 )

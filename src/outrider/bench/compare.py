@@ -37,6 +37,12 @@ class Place:
         settings = replace(settings, seed=None) if settings.temperature == 0 else settings
         return cls(sample.configuration, settings, sample.batch, sample.rate)
 
+    def __str__(self) -> str:
+        asked = self.settings
+        load = f"{self.rate:g} requests/s" if self.rate is not None else f"batch {self.batch}"
+        seed = "" if asked.seed is None else f", seed {asked.seed}"
+        return f"{self.configuration} at T={asked.temperature:g}, {load}, max_tokens {asked.max_tokens}{seed}"
+
 
 @dataclass(frozen=True)
 class Compared:
@@ -89,7 +95,7 @@ def compare_runs(a: Run, b: Run) -> list[Compared]:
 
 
 def warnings(a: Run, b: Run) -> list[str]:
-    """What else than the software differs: machine, threads, how a configuration was set up."""
+    """What else than the software differs: machine, threads, how a configuration was set up, what was answered."""
     differences = [
         f"{name} differs: {_short(a.provenance.get(name))} in A, {_short(b.provenance.get(name))} in B"
         for name in _MACHINE
@@ -103,7 +109,7 @@ def warnings(a: Run, b: Run) -> list[str]:
                 for name in _SETUP
                 if one.get(name) != other.get(name)
             ]
-    return differences
+    return [*differences, *_unpaired(_speeds(a), _speeds(b))]
 
 
 def comparison_text(rows: list[Compared]) -> str:
@@ -143,14 +149,13 @@ def verdicts(rows: list[Compared], limit: float) -> Iterator[str]:
     """A sentence for every row below ``limit``."""
     for row in rows:
         if row.is_below(limit):
-            where = f"{row.place.configuration}, temperature {row.place.settings.temperature:g}"
             if row.low is None:
                 sure = "one prompt gives no interval"
             elif row.covers(limit):
                 sure = f"but the interval covers {limit:g}: it may be chance"
             else:
                 sure = "and the whole interval is below"
-            yield f"{where}: ratio {row.mean:.3f} is below {limit:g}, {sure}"
+            yield f"{row.place}: ratio {row.mean:.3f} is below {limit:g}, {sure}"
 
 
 # --- helpers ----------------------------------------------------------------------------------------------
@@ -202,8 +207,19 @@ def _number(value: float | None) -> float:
 
 
 def _places(speeds: Mapping[Place, object]) -> str:
-    names = list(dict.fromkeys(f"{place.configuration} at T={place.settings.temperature:g}" for place in speeds))
-    return ", ".join(names[:6]) + (", ..." if len(names) > 6 else "") if names else "no answers"
+    names = [str(place) for place in speeds]
+    return "; ".join(names[:4]) + ("; ..." if len(names) > 4 else "") if names else "no answers"
+
+
+def _unpaired(
+    a: Mapping[Place, Mapping[_Prompt, _Speed]], b: Mapping[Place, Mapping[_Prompt, _Speed]]
+) -> Iterator[str]:
+    """What is in one run only, and so in no ratio: it must not drop out of sight."""
+    for place in dict.fromkeys((*a, *b)):
+        one, other = a.get(place, {}), b.get(place, {})
+        for name, alone in (("A", one.keys() - other.keys()), ("B", other.keys() - one.keys())):
+            if alone:
+                yield f"{place}: prompts answered in {name} only: {len(alone)} of {len(one.keys() | other.keys())}"
 
 
 def _short(value: object) -> str:

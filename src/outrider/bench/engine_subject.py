@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from outrider.bench.record import Acceptance, Answer, Arrival, Settings, Task
-from outrider.bench.subject import Request
+from outrider.bench.subject import Interrupted, Request
 from outrider.errors import OutriderError
 from outrider.sampling.params import SamplingParams
 from outrider.types import FinishReason, PhaseSeconds, RequestOutput, RoundTrace, StepTrace
@@ -41,6 +41,10 @@ class _Log:
         self.acceptance += Acceptance.of_round(trace.drafted, trace.kept, trace.emitted)
         self.arrivals.append(Arrival(now - self.sent, trace.emitted))
 
+    @property
+    def ended(self) -> bool:
+        return self.output is not None or self.error is not None
+
     def answer(self) -> Answer:
         if self.output is None:
             assert self.error is not None, "a request ends with an output or an error"
@@ -63,7 +67,8 @@ class _Log:
 class EngineSubject:
     """Serves requests with an LLM's own engine, a step at a time, and stamps every round's tokens as they come.
 
-    Time counts from when the client sends a request, tokenising included. ``setup`` joins ``details()``: what the LLM
+    The engine is the subject's alone while it serves. Time counts from when the client sends a request, tokenising
+    included. ``setup`` joins ``details()``: what the LLM
     was made with and does not tell. ``sleep`` takes seconds of ``clock``.
     """
 
@@ -85,7 +90,7 @@ class EngineSubject:
 
     def serve(self, requests: Sequence[Request], settings: Settings) -> list[Answer]:
         """Answers in order. A request that cannot be served is an answer with ``error``; what a step raises is raised,
-        and like an interrupt leaves nothing in the engine."""
+        an interrupt as ``Interrupted``, and nothing is left in the engine."""
         start = self._clock()
         logs = [_Log(start + request.at) for request in requests]
         waiting = deque(sorted(zip(requests, logs, strict=True), key=lambda each: each[1].sent))
@@ -98,10 +103,10 @@ class EngineSubject:
                     self._step(under_way)
                 elif waiting:
                     self._sleep(max(0.0, waiting[0][1].sent - self._clock()))
+        except KeyboardInterrupt:
+            raise Interrupted([log.answer() if log.ended else None for log in logs]) from None
         finally:
-            for request_id in under_way:
-                self._llm.engine.cancel(request_id)
-            self._llm.engine.collect(under_way)
+            self._drop_all()
         return [log.answer() for log in logs]
 
     def count_tokens(self, task: Task) -> int:
@@ -147,6 +152,11 @@ class EngineSubject:
             under_way[each.request_id].observe(each, trace.seconds, now)
         for output in self._llm.engine.collect(under_way):
             under_way.pop(output.request_id).output = output
+
+    def _drop_all(self) -> None:
+        # Not only what is noted: an interrupt may come between a request's entry in the engine and our note of it.
+        self._llm.engine.cancel_all()
+        self._llm.engine.collect()
 
     def _tokens(self, task: Task) -> list[int]:
         if task.chat:

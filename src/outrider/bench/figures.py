@@ -108,7 +108,8 @@ def _log_ratios(pairs: Iterable[tuple[Sample, Sample]], speed: Callable[[Answer]
 def _acceptance(answered: Samples) -> dict[str, Any]:
     units: dict[str, Acceptance] = {}
     for sample in answered:
-        if sample.answer.acceptance is not None:
+        # A unit without a round would be nothing over nothing.
+        if sample.answer.acceptance is not None and sample.answer.acceptance.rounds:
             unit = company(sample)[0]
             units[unit] = units.get(unit, Acceptance()) + sample.answer.acceptance
     total = Acceptance.total(units.values())

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Iterator, Sequence
+from collections import Counter
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import replace
+from itertools import product
 
 from outrider.bench.record import Sample, Settings, Task
 from outrider.bench.subject import Request, Subject
@@ -25,8 +27,9 @@ def measure(
 ) -> Iterator[Sample]:
     """Serve every task with every subject, ``batch`` at a time; samples come as they are measured.
 
-    After a warm-up of each, subjects alternate group by group and each goes first in its turn, so that a machine that
-    slows down or warms up favours none. A generator: whoever is interrupted holds all that was measured before.
+    After a warm-up of each under every settings, subjects alternate group by group and each goes first in its turn, so
+    that a machine that slows down or warms up favours none. A generator: whoever is interrupted holds all that was
+    measured before.
     Raises ConfigError for a batch or a number of repeats below 1, and for names or tasks that are not unique.
     """
     _check(subjects, tasks, batch, repeats)
@@ -48,29 +51,38 @@ def task_seed(seed: int | None, task_id: str) -> int | None:
     return int.from_bytes(digest, "big") >> (64 - _SEED_BITS)
 
 
-def warm_up(subject: Subject, settings: Settings, chat: bool = True) -> None:
-    """Serve one short request whose prompt is no workload's: a cache of prompts must not know the tasks."""
-    task = Task("warm-up", "warm-up", "Say hello, then count to ten.", chat, max_tokens=_WARM_UP_TOKENS)
-    subject.serve([Request(task, seed=settings.seed)], settings)
+def warm_up(subject: Subject, settings: Settings, chat: bool = True, batch: int = 1) -> None:
+    """Serve ``batch`` short requests whose prompts are no workload's: a cache of prompts must not know the tasks."""
+    tasks = [
+        Task(f"warm-up/{i}", "warm-up", f"Say hello, then count to {10 + i}.", chat, max_tokens=_WARM_UP_TOKENS)
+        for i in range(batch)
+    ]
+    subject.serve([Request(task, seed=task_seed(settings.seed, task.id)) for task in tasks], settings)
+
+
+def check_unique(configurations: Iterable[str], tasks: Iterable[Task]) -> None:
+    """Raise ConfigError for two configurations of one name or two tasks of one id."""
+    for what, keys in (("configuration", configurations), ("task id", (task.id for task in tasks))):
+        twice = next((key for key, times in Counter(keys).items() if times > 1), None)
+        if twice is not None:
+            raise ConfigError(f"{what} {twice!r} is there twice, so its results could not be told apart; rename one")
 
 
 def _check(subjects: Sequence[Subject], tasks: Sequence[Task], batch: int, repeats: int) -> None:
     for name, value in (("batch", batch), ("repeats", repeats)):
         if value < 1:
             raise ConfigError(f"{name}={value} must be 1 or more")
-    for what, keys in (("configuration", [s.name for s in subjects]), ("task id", [t.id for t in tasks])):
-        twice = next((key for i, key in enumerate(keys) if key in keys[:i]), None)
-        if twice is not None:
-            raise ConfigError(f"{what} {twice!r} is there twice, so its results could not be told apart; rename one")
+    check_unique((subject.name for subject in subjects), tasks)
 
 
 def _measure(
     subjects: Sequence[Subject], tasks: Sequence[Task], settings_list: Sequence[Settings], batch: int, repeats: int
 ) -> Iterator[Sample]:
     groups = [tasks[i : i + batch] for i in range(0, len(tasks), batch)]
-    if groups and settings_list:
-        for subject in subjects:
-            warm_up(subject, settings_list[0], groups[0][0].chat)
+    if groups:
+        # Sampling takes other code than greedy decoding does, and a batch other shapes than a request alone.
+        for subject, settings in product(subjects, settings_list):
+            warm_up(subject, settings, groups[0][0].chat, len(groups[0]))
     for repeat in range(repeats):
         for turn, group in enumerate(groups, start=repeat):
             for settings in settings_list:

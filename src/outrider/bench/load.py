@@ -4,13 +4,15 @@ from __future__ import annotations
 
 import math
 import random
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 from outrider.bench.harness import task_seed, warm_up
 from outrider.bench.record import Answer, Sample, Settings, Task
-from outrider.bench.subject import Request, Subject
+from outrider.bench.subject import Interrupted, Request, Subject
 from outrider.errors import ConfigError
+
+_LOWEST_RATE = 1e-3
 
 
 @dataclass(frozen=True)
@@ -29,14 +31,19 @@ class Limits:
         return not late and not slow
 
 
+def check_rate(rate: float) -> None:
+    """Raise ConfigError for what is no number of requests per second that anybody could wait for."""
+    if not (math.isfinite(rate) and rate >= _LOWEST_RATE):
+        raise ConfigError(f"rate={rate} must be a number of requests per second, {_LOWEST_RATE} or more")
+
+
 def poisson_schedule(tasks: Sequence[Task], rate: float, settings: Settings) -> list[Request]:
     """Every task once, the first at 0 and then with exponential gaps of mean ``1 / rate`` seconds.
 
     Independent users make such a process: bursts and pauses, not a metronome. Seeded by ``settings.seed`` (0 where
-    None), so that every subject meets the same bursts. Raises ConfigError for a rate that is not above 0.
+    None), so that every subject meets the same bursts. Raises ConfigError as ``check_rate`` does.
     """
-    if not (math.isfinite(rate) and rate > 0):
-        raise ConfigError(f"rate={rate} must be a number above 0, in requests per second")
+    check_rate(rate)
     gaps = random.Random(settings.seed or 0)
     requests, at = [], 0.0
     for task in tasks:
@@ -45,17 +52,23 @@ def poisson_schedule(tasks: Sequence[Task], rate: float, settings: Settings) -> 
     return requests
 
 
-def measure_load(subject: Subject, tasks: Sequence[Task], settings: Settings, rate: float) -> list[Sample]:
+def measure_load(subject: Subject, tasks: Sequence[Task], settings: Settings, rate: float) -> Iterator[Sample]:
     """Serve the tasks as a Poisson stream of ``rate`` requests per second, after a warm-up.
 
     Latencies count from the scheduled time, also when the engine was too busy to take a request in: otherwise an
-    overloaded engine would measure its own queue away.
+    overloaded engine would measure its own queue away. A generator: whoever is interrupted holds what was complete.
     """
     requests = poisson_schedule(tasks, rate, settings)
     if tasks:
         warm_up(subject, settings, tasks[0].chat)
-    answers = subject.serve(requests, settings)
-    return [
-        Sample(request.task, subject.name, settings, 0, 0, answer, request.task.id, rate, request.at)
-        for request, answer in zip(requests, answers, strict=True)
-    ]
+    interrupted: Interrupted | None = None
+    answers: Sequence[Answer | None]
+    try:
+        answers = subject.serve(requests, settings)
+    except Interrupted as error:
+        answers, interrupted = error.answers, error
+    for request, answer in zip(requests, answers, strict=True):
+        if answer is not None:
+            yield Sample(request.task, subject.name, settings, 0, 0, answer, request.task.id, rate, request.at)
+    if interrupted is not None:
+        raise interrupted

@@ -19,6 +19,7 @@ Statistic = Callable[[Floats], Floats]
 
 _LEVEL = 0.95
 _RESAMPLES = 2000
+_DRAWN_AT_ONCE = 1_000_000
 
 
 @dataclass(frozen=True)
@@ -53,9 +54,15 @@ def bootstrap(
     data_UX = np.asarray(units_UX, float)
     if len(data_UX) < 2:
         return None
-    chosen_RU = np.random.default_rng(seed).integers(len(data_UX), size=(resamples, len(data_UX)))
+    random = np.random.default_rng(seed)
+    # Some at a time: all resamples of ten thousand prompts would be half a gigabyte.
+    at_once = max(1, _DRAWN_AT_ONCE // len(data_UX))
+    found = [
+        statistic(data_UX[random.integers(len(data_UX), size=(min(at_once, resamples - done), len(data_UX)))])
+        for done in range(0, resamples, at_once)
+    ]
     tail = (1 - _LEVEL) / 2
-    low, high = np.quantile(statistic(data_UX[chosen_RU]), (tail, 1 - tail))
+    low, high = np.quantile(np.concatenate(found), (tail, 1 - tail))
     return Interval(float(low), float(high))
 
 

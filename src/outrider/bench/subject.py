@@ -18,10 +18,19 @@ class Request:
     seed: int | None = None
 
 
+class Interrupted(KeyboardInterrupt):
+    """Serving was broken off by the user. ``answers``: those that were complete, None for the others, in order."""
+
+    def __init__(self, answers: Sequence[Answer | None]) -> None:
+        super().__init__()
+        self.answers = answers
+
+
 class Subject(Protocol):
     """An engine in one configuration.
 
-    A request that fails is an ``Answer`` with ``error`` set: it loses no other request.
+    A request that fails is an ``Answer`` with ``error`` set: it loses no other request. One that can tell what was
+    complete when it was interrupted raises ``Interrupted``.
     """
 
     @property

@@ -43,7 +43,14 @@ def tables(summary: Summary) -> list[Table]:
 
 def notes(run: Run, summary: Summary) -> list[str]:
     """Sentences under the tables: what the columns count, the physics, and what went wrong."""
-    return [NOTE, *_bandwidth(summary), *_memory(run.provenance), *_servers(run), *_errors(run)]
+    return [
+        NOTE,
+        *_broken_off(run.provenance),
+        *_bandwidth(summary),
+        *_memory(run.provenance),
+        *_servers(run),
+        *_errors(run),
+    ]
 
 
 def render(run: Run, summary: Summary, width: int = WIDTH) -> str:
@@ -170,6 +177,12 @@ def _bandwidth(summary: Summary) -> Iterator[str]:
         )
 
 
+def _broken_off(provenance: Mapping[str, Any]) -> Iterator[str]:
+    measured, planned = (provenance.get("answers", {}).get(key, 0) for key in ("measured", "planned"))
+    if measured < planned:
+        yield f"broken off: {measured} of {planned} answers were measured."
+
+
 def _memory(provenance: Mapping[str, Any]) -> Iterator[str]:
     if peak := provenance.get("machine", {}).get("peak_memory_bytes"):
         yield f"peak memory of this process: {peak / 1e6:.0f} MB."
@@ -186,10 +199,11 @@ def _servers(run: Run) -> Iterator[str]:
 
 def _errors(run: Run) -> Iterator[str]:
     for name in run.configurations:
-        failed = [sample for sample in run.samples if sample.configuration == name and sample.answer.error]
+        sent = [sample for sample in run.samples if sample.configuration == name]
+        failed = [sample for sample in sent if sample.answer.error is not None]
         if failed:
-            first = failed[0]
-            yield f"{name}: {len(failed)} failed requests; the first, {first.task.id}: {first.answer.error}"
+            task, error = failed[0].task, failed[0].answer.error
+            yield f"{name}: {len(failed)} of {len(sent)} requests failed; the first, {task.id}: {error}"
 
 
 def _limits(summary: Summary) -> str:

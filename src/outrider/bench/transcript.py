@@ -124,8 +124,11 @@ def _arrivals(deltas: Sequence[_Delta], counts: Sequence[int]) -> tuple[Arrival,
 
 
 def _acceptance(timings: Mapping[str, Any]) -> Acceptance | None:
-    """llama-server's figures of one request. Every round emits one token more than it accepts, which gives rounds."""
-    if not timings.get("draft_n"):
+    """llama-server's figures of one request, which leave out drafts where there were none.
+
+    Every round emits one token more than it accepts, which gives the number of rounds.
+    """
+    if "predicted_n" not in timings:
         return None
-    drafted, accepted, emitted = (int(timings[key]) for key in ("draft_n", "draft_n_accepted", "predicted_n"))
+    emitted, drafted, accepted = (int(timings.get(key, 0)) for key in ("predicted_n", "draft_n", "draft_n_accepted"))
     return Acceptance(emitted - accepted, drafted, accepted, emitted)

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import json
 import math
+import os
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -93,7 +94,7 @@ def bench(
     if context.invoked_subcommand is not None:
         _refuse_given(context, tuple(context.params), f"goes with bench, not with {context.invoked_subcommand}")
         return 0
-    check_targets(output, html)
+    check_targets(output, html, prompts)
     in_process = None
     if model is not None or not endpoint:
         in_process = InProcess(
@@ -158,8 +159,9 @@ def _workloads(names: list[str] | None, prompts: Path | None, seed: int, limit: 
 
     wanted = list(names or ([] if prompts else [_WORKLOAD]))
     if prompts is not None:
-        if not prompts.is_file():
-            raise ConfigError(f"--prompts {str(prompts)!r}: there is no such file")
+        # A pipe will do: it is read once.
+        if not os.path.exists(prompts) or os.path.isdir(prompts):  # noqa: PTH110, PTH112 (Path's raise for some names)
+            raise ConfigError(f"--prompts {str(prompts)[:80]!r}: there is no such file")
         # With its folder, so that a file called like a workload is still a file.
         wanted.append(f"{prompts.parent}/{prompts.name}")
     return tuple(load_workload(name, seed=seed, limit=limit) for name in dict.fromkeys(wanted))
@@ -177,15 +179,17 @@ def _settings(temperatures: Sequence[float], max_tokens: int, seed: int | None) 
 def _loop(
     rate: float | None, batch: list[str] | None, repeats: int, max_ttft: float | None, max_tpot: float | None
 ) -> tuple[tuple[int, ...], Limits]:
-    from outrider.bench.load import Limits
+    from outrider.bench.load import Limits, check_rate
 
-    for option, value in (("--rate", rate), ("--max-ttft", max_ttft), ("--max-tpot", max_tpot)):
+    for option, value in (("--max-ttft", max_ttft), ("--max-tpot", max_tpot)):
         if value is not None and not (math.isfinite(value) and value > 0):
             raise ConfigError(f"{option} {value} must be above 0")
         if value is not None and rate is None:
             raise ConfigError(f"{option} is a limit on goodput, which needs an open loop: add --rate")
-    if rate is not None and (batch or repeats > 1):
-        raise ConfigError("--rate is an open loop, where every prompt is sent once: leave out --batch and --repeats")
+    if rate is not None:
+        check_rate(rate)
+        if batch or repeats > 1:
+            raise ConfigError("--rate is an open loop, every prompt is sent once: leave out --batch and --repeats")
     limits = Limits(*(None if value is None else value / 1e3 for value in (max_ttft, max_tpot)))
     return whole_numbers(batch or ["1"], "--batch"), limits
 
@@ -219,17 +223,20 @@ def _refuse_given(context: typer.Context, names: Sequence[str], why: str) -> Non
 
 
 def _run(plan: Plan, output: Path | None, html: Path | None) -> int:
+    from outrider.provenance import provenance
+
+    about = provenance()
     subjects = plan.subjects()
     samples: list[Sample] = []
     stopped: BaseException | None = None
     try:
         _measure(plan, subjects, samples)
-    except (Exception, KeyboardInterrupt) as error:
-        # What was measured is handed over first, whatever ended it.
+    except BaseException as error:
+        # What was measured is handed over first, whatever ended it: a bug, an interrupt, a signal to leave.
         stopped = error
     if not samples:
         raise stopped or ConfigError("nothing to measure: the workload has no prompts")
-    code = publish(_record(plan, subjects, samples), plan.limits, output, html)
+    code = publish(_record(plan, subjects, samples, about), plan.limits, output, html)
     if stopped is not None:
         raise stopped
     return code
@@ -237,6 +244,7 @@ def _run(plan: Plan, output: Path | None, html: Path | None) -> int:
 
 def _measure(plan: Plan, subjects: Sequence[Subject], samples: list[Sample]) -> None:
     from rich.console import Console
+    from rich.markup import escape
     from rich.progress import Progress
 
     console = Console(stderr=True)
@@ -244,16 +252,26 @@ def _measure(plan: Plan, subjects: Sequence[Subject], samples: list[Sample]) -> 
         bar = progress.add_task("measuring", total=plan.count(subjects))
         for sample in plan.measure(subjects):
             samples.append(sample)
-            progress.update(bar, advance=1, description=sample.configuration)
+            # Names come from folders and URLs; a bracket in them is no markup.
+            progress.update(bar, advance=1, description=escape(sample.configuration))
 
 
-def _record(plan: Plan, subjects: Sequence[Subject], samples: Sequence[Sample]) -> Run:
+def _record(plan: Plan, subjects: Sequence[Subject], samples: Sequence[Sample], about: Mapping[str, Any]) -> Run:
     from outrider.bench.record import Run
-    from outrider.provenance import measure_machine, provenance
+    from outrider.provenance import measure_machine
 
-    details = {subject.name: subject.details() for subject in subjects}
-    about: dict[str, Any] = provenance()
-    about["workloads"] = [{"name": each.name, "version": each.version} for each in plan.workloads]
-    if plan.in_process is not None:
-        about["machine"] = measure_machine()
-    return Run(tuple(samples), tuple(details), subjects[0].name, details, about)
+    details = {subject.name: _told(subject.details) for subject in subjects}
+    more = {
+        "workloads": [{"name": each.name, "version": each.version} for each in plan.workloads],
+        "answers": {"measured": len(samples), "planned": plan.count(subjects)},
+        **({"machine": _told(measure_machine)} if plan.in_process is not None else {}),
+    }
+    return Run(tuple(samples), tuple(details), subjects[0].name, details, {**about, **more})
+
+
+def _told(ask: Callable[[], Mapping[str, Any]]) -> Mapping[str, Any]:
+    """What is asked when all is measured, and must not lose it: a server that is silent now, a lack of memory."""
+    try:
+        return ask()
+    except (Exception, KeyboardInterrupt) as error:
+        return {"error": f"{type(error).__name__}: {error}"[:200]}

@@ -51,6 +51,11 @@ class Plan:
     endpoints: tuple[str, ...]
     endpoint_model: str | None
 
+    def __post_init__(self) -> None:
+        from outrider.bench.harness import check_unique
+
+        check_unique(self._names(), self.tasks)
+
     @property
     def tasks(self) -> list[Task]:
         return list(chain.from_iterable(workload.tasks for workload in self.workloads))
@@ -83,6 +88,13 @@ class Plan:
             for settings in self.settings:
                 for subject in subjects:
                     yield from measure_load(subject, self.tasks, settings, self.rate)
+
+    def _names(self) -> list[str]:
+        """What ``subjects`` will be called: the same twice is refused before anything is loaded."""
+        from outrider.bench.sweep import PLAIN, configuration_name
+
+        own = [] if self.in_process is None else [PLAIN, *map(configuration_name, self.in_process.drafters)]
+        return [*own, *map(endpoint_name, self.endpoints)]
 
     def _servers(self) -> Iterator[Subject]:
         from outrider.bench.endpoint import EndpointSubject
@@ -135,8 +147,13 @@ def _peers(wanted: InProcess) -> Iterator[Subject]:
 
 
 def endpoint_name(url: str) -> str:
-    """Host, port and path: what tells one server from another, without a password."""
-    parts = urlsplit(url)
+    """Host, port and path: what tells one server from another, without a password. Raises ConfigError."""
+    try:
+        parts = urlsplit(url)
+    except ValueError as error:
+        raise ConfigError(
+            f"--endpoint {url[:80]!r} is no URL ({error}); write one such as http://localhost:8000"
+        ) from None
     return parts.netloc.rpartition("@")[2] + parts.path.rstrip("/").removesuffix("/v1") or url
 
 
@@ -149,6 +166,8 @@ def drafters(texts: Sequence[str | Mapping[str, Any] | None], ks: str | None) ->
         config = parse_speculative_config(text)
         if config is not None:
             found += [config] if ks is None else sweep_configs(config, k_range(ks))
+    if ks is not None and not found:
+        raise ConfigError(f"--k {ks[:60]!r} means nothing without a drafter: leave it out, or name one")
     return tuple(dict.fromkeys(each for each in found if each is not None and each.num_speculative_tokens))
 
 

@@ -4,10 +4,13 @@ from __future__ import annotations
 
 import json
 import os
+import signal
 import sys
 import tempfile
 from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from pathlib import Path
+from types import FrameType
 from typing import TYPE_CHECKING, Any
 
 from outrider.errors import ConfigError
@@ -17,38 +20,43 @@ if TYPE_CHECKING:
     from outrider.bench.record import Run
 
 
-def check_targets(output: Path | None, page: Path | None) -> None:
-    """Refuse files that could not be written when all is measured. Raises ConfigError."""
+def check_targets(output: Path | None, page: Path | None, prompts: Path | None = None) -> None:
+    """Refuse files that could not be written when all is measured, or must not be. Raises ConfigError."""
     if page is not None:
         from outrider.bench.report import require_plotly
 
         require_plotly()
+    taken = {os.path.realpath(prompts): "--prompts"} if prompts is not None else {}
     for option, path in (("--output", output), ("--html", page)):
         if path is not None:
+            other = taken.setdefault(os.path.realpath(path), option)
+            if other != option:
+                raise ConfigError(f"{other} and {option} both name {str(path)!r}: give two files")
             _check_target(option, path)
-    if output is not None and page is not None and output.resolve() == page.resolve():
-        raise ConfigError(f"--output and --html both name {str(output)!r}: give two files")
 
 
 def publish(run: Run, limits: Limits, output: Path | None, page: Path | None) -> int:
-    """Print and write everything; 1 when a request failed, promised bytes differ or a file could not be written.
+    """Write and print everything; 1 when a request failed, promised bytes differ or a file could not be written.
 
-    The last line is the whole record, or with ``output`` the record without samples, which are in the file.
+    Files come first, the record before the page: whoever reads our output may leave. The last line is the whole
+    record, or with ``output`` the record without samples, which are in the file.
     """
     from outrider.bench.record_json import run_to_json
     from outrider.bench.table import render
 
-    record = run_to_json(run, limits)
+    with _interrupts_waiting():
+        record = run_to_json(run, limits)
+        unwritten = _written(output, lambda: json.dumps(record, allow_nan=False) + "\n") if output is not None else []
     summary = record["summary"]
-    print(render(run, summary), end="\n\n", flush=True)
     faults = [*broken_promises(run, summary), *_failures(summary)]
     if page is not None:
         from outrider.bench.report import render as render_page
 
         faults += _written(page, lambda: render_page(run, summary))
-    unwritten = _written(output, lambda: json.dumps(record) + "\n") if output is not None else []
+    print(render(run, summary), end="\n\n", flush=True)
     brief = output is not None and not unwritten
-    print(json.dumps({k: v for k, v in record.items() if not brief or k not in ("samples", "tasks")}), flush=True)
+    last = {k: v for k, v in record.items() if not brief or k not in ("samples", "tasks")}
+    print(json.dumps(last, allow_nan=False), flush=True)
     for fault in (*faults, *unwritten):
         print(f"outrider: {fault}", file=sys.stderr)
     return 1 if faults or unwritten else 0
@@ -74,17 +82,41 @@ def broken_promises(run: Run, summary: Mapping[str, Any]) -> Iterator[str]:
 def _failures(summary: Mapping[str, Any]) -> Iterator[str]:
     failed = sum(row["errors"] for row in (*summary["rows"], *summary["load"]))
     if failed:
-        yield f"{failed} requests failed; the table's notes name the first of each configuration"
+        yield f"requests that failed: {failed}; the table's notes name the first of each configuration"
 
 
 def _check_target(option: str, path: Path) -> None:
-    folder = path.parent
+    try:
+        old = path.exists()
+    except OSError as error:
+        raise ConfigError(f"{option} {str(path)[:80]!r} cannot be a file: {error.strerror}") from None
     if path.is_dir():
         raise ConfigError(f"{option} {str(path)!r} is a folder; name a file in it")
+    if old and not path.is_file():
+        raise ConfigError(f"{option} {str(path)!r} is a device or a pipe; name a file, which is replaced as a whole")
+    folder = (Path(os.path.realpath(path)) if path.is_symlink() else path).parent
     if not folder.is_dir():
         raise ConfigError(f"{option} {str(path)!r}: there is no folder {str(folder)!r}; make it first")
     if not os.access(folder, os.W_OK | os.X_OK):
         raise ConfigError(f"{option} {str(path)!r}: the folder {str(folder)!r} cannot be written to; choose another")
+
+
+@contextmanager
+def _interrupts_waiting() -> Iterator[None]:
+    """Hold the first interrupt back until the record is in its file; a second one is obeyed at once."""
+    waiting = []
+
+    def wait(number: int, _frame: FrameType | None) -> None:
+        waiting.append(number)
+        signal.signal(signal.SIGINT, before)
+
+    before = signal.signal(signal.SIGINT, wait)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGINT, before)
+    if waiting:
+        raise KeyboardInterrupt
 
 
 def _written(path: Path, text: Callable[[], str]) -> list[str]:
@@ -97,7 +129,11 @@ def _written(path: Path, text: Callable[[], str]) -> list[str]:
 
 
 def write_atomically(path: Path, text: str) -> None:
-    """Write beside ``path``, then rename: whoever reads it sees the old file or the new one, whole."""
+    """Write beside ``path``, then rename: whoever reads it sees the old file or the new one, whole.
+
+    A link is followed: the file that it names is replaced.
+    """
+    path = Path(os.path.realpath(path))
     # What JSON may hold and UTF-8 may not (half of a pair) is written as an escape.
     data = text.encode("utf-8", errors="backslashreplace")
     handle, name = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name[:40]}.")

@@ -16,6 +16,7 @@ from outrider.cli.bench import bench_app
 from outrider.cli.chat import chat
 from outrider.cli.doctor import doctor
 from outrider.cli.generate import generate
+from outrider.cli.plan import plan
 from outrider.cli.pull import pull
 from outrider.errors import OutriderError
 
@@ -32,7 +33,7 @@ def build_app() -> typer.Typer:
         pretty_exceptions_enable=False,
         rich_markup_mode=None,
     )
-    for command in (generate, chat, audit, pull, doctor):
+    for command in (generate, chat, audit, plan, pull, doctor):
         app.command(command.__name__)(command)
     app.add_typer(bench_app(), name="bench")
     return app

@@ -117,6 +117,11 @@ class Engine:
             self._release(sequence)
         self._retire(request)
 
+    def cancel_all(self) -> None:
+        """End every request where it stands."""
+        for request_id in list(self._requests):
+            self.cancel(request_id)
+
     def request(self, request_id: str) -> Request | None:
         """A request still being served, for streaming; None once it has finished."""
         return self._requests.get(request_id)

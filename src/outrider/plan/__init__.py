@@ -1,0 +1,1 @@
+"""The arithmetic of speculation: what it costs, when it pays, what fits. Plain numbers, no model library."""

@@ -1,0 +1,269 @@
+"""Predictions: the formula and the search put together, on sizes where the answer can be seen."""
+
+from __future__ import annotations
+
+import json
+import shlex
+from dataclasses import replace
+from typing import Any
+
+import pytest
+
+from outrider.config import parse_speculative_config
+from outrider.errors import ConfigError
+from outrider.plan.acceptance import Estimate, assumed
+from outrider.plan.architecture import Architecture, Storage
+from outrider.plan.closed_form import expected_tokens, speedup
+from outrider.plan.commands import outrider_config, vllm_command
+from outrider.plan.cost import Speculation
+from outrider.plan.hardware import find_device
+from outrider.plan.memory import Model
+from outrider.plan.report import plan_json, plan_text
+from outrider.plan.search import (
+    EFFICIENCY,
+    LOOKUP_SHARE,
+    MAX_BATCH,
+    Candidate,
+    Prediction,
+    Scenario,
+    predict,
+    recommend,
+    spire_draft,
+)
+
+BIG = Model("big", "/models/big", Architecture(32, 4096, 32, 8, 128, 14336, 128_256), Storage())
+SMALL = Model("small", "/models/small", Architecture(16, 2048, 32, 8, 64, 8192, 128_256, tied=True), Storage())
+SCENARIO = Scenario(BIG, find_device("H100-SXM"), batch=8, context=2048, k_max=16)
+
+
+def drafted(alpha: float = 0.8, scenario: Scenario = SCENARIO, **changes: Any) -> Prediction:
+    fields: dict[str, Any] = {"method": "draft_model", "estimate": assumed(alpha, 16), "draft": SMALL, **changes}
+    return predict(scenario, Candidate(**fields))
+
+
+def test_plain_decoding_is_the_roofline() -> None:
+    """Weights less the embedding table, and eight caches, at 3.35 TB/s."""
+    parameters = 32 * (2 * 4096 + 4096 * 128 * (64 + 16) + 3 * 4096 * 14336) + 4096 + 128_256 * 4096
+    nbytes = 2 * parameters + 8 * 2048 * 32 * 2 * 8 * 128 * 2
+    assert SCENARIO.plain_seconds == pytest.approx(nbytes / 3.35e12, rel=1e-12)
+    assert SCENARIO.plain_tokens_per_second == pytest.approx(8 * 3.35e12 / nbytes, rel=1e-12)
+
+
+def test_a_prediction_is_the_closed_form_at_the_modelled_cost() -> None:
+    found = drafted()
+    machine = SCENARIO.machine(BIG)
+    cost = Speculation(BIG.footprint, machine, found.candidate.cost(SCENARIO)).relative(8, 2048)
+    gains = [speedup(found.candidate.estimate.survival, k, cost) for k in range(17)]
+    assert found.speedup == max(gains) == gains[found.k]
+    assert found.tau == expected_tokens(found.candidate.estimate.survival, found.k)
+    assert found.alpha == pytest.approx(0.8, abs=1e-9)
+    assert found.verdict == "pays"
+
+
+def test_the_low_end_is_what_was_measured_of_the_limit() -> None:
+    found = drafted()
+    assert (found.low, found.high) == (found.speedup * EFFICIENCY, found.speedup)
+    survival = assumed(0.8, 16).survival
+    unsure = drafted(estimate=Estimate(survival, "measured", low=0.9, high=1.1))
+    assert unsure.k == found.k
+    assert unsure.low == pytest.approx(found.low * 0.9)
+    assert unsure.high == pytest.approx(found.high * 1.1)
+
+
+def test_drafts_that_do_not_pay_are_not_drafted() -> None:
+    found = drafted(alpha=0.05)
+    assert (found.k, found.tau, found.speedup, found.low, found.high, found.alpha) == (0, 1.0, 1.0, 1.0, 1.0, None)
+    assert found.verdict == "does not pay"
+    assert found.break_even == found.least_break_even
+    assert found.break_even is not None
+    assert drafted(alpha=found.break_even + 0.001).k == 1
+    assert drafted(alpha=found.break_even - 0.001).k == 0
+
+
+def test_a_gain_smaller_than_what_is_lost_in_practice_may_pay() -> None:
+    found = drafted(alpha=0.35)
+    assert found.low < 1.0 < found.speedup
+    assert found.verdict == "may pay"
+
+
+def test_no_more_is_drafted_than_was_measured_or_asked() -> None:
+    assert drafted(estimate=Estimate((0.99, 0.98), "measured")).k == 2
+    assert drafted(alpha=0.99, scenario=replace(SCENARIO, k_max=3)).k == 3
+
+
+def test_the_batch_at_which_it_stops_paying() -> None:
+    scenario = replace(SCENARIO, context=128)
+    found = drafted(scenario=scenario)
+    assert found.pays is not None
+    first, last = found.pays
+    assert first == 1
+    assert 8 < last < MAX_BATCH
+    assert drafted(scenario=replace(scenario, batch=last)).k > 0
+    assert drafted(scenario=replace(scenario, batch=last + 1)).k == 0
+    assert drafted(alpha=0.01, scenario=scenario).pays is None
+    # Where reading caches takes the time, a cheaper draft pays at any batch.
+    long = drafted(scenario=replace(SCENARIO, context=131_072, batch=1), method="spire", draft=spire_draft(BIG))
+    assert long.pays == (1, MAX_BATCH)
+
+
+def test_verification_turns_to_arithmetic_at_the_batch_it_says() -> None:
+    scenario = replace(SCENARIO, context=128)
+    found = drafted(scenario=scenario)
+    assert found.compute_bound_from is not None
+
+    def verify(batch: int) -> float:
+        return BIG.footprint.seconds(SCENARIO.machine(BIG), batch, 128, found.k + 1) / batch
+
+    edge = int(found.compute_bound_from) + 1
+    assert verify(edge) == pytest.approx(verify(2 * edge), rel=1e-9)
+    assert verify(edge - 2) > verify(edge) * (1 + 1e-9)
+
+
+def test_each_method_costs_what_it_reads() -> None:
+    plain = SCENARIO.plain_seconds
+
+    def share(method: Any, draft: Model | None = None) -> float:
+        candidate = Candidate(method, assumed(0.8, 16), draft)
+        return candidate.cost(SCENARIO).seconds(8, 2048, plain) / plain
+
+    assert share("ngram") == LOOKUP_SHARE
+    assert share("draft_model", SMALL) == pytest.approx(
+        SMALL.footprint.seconds(SCENARIO.machine(SMALL), 8, 2048) / plain
+    )
+    # The target's own weights over an eighth of its cache: just under a pass.
+    assert share("draft_model", BIG) == pytest.approx(1.0)
+    assert 0.8 < share("magicdec") < 1.0
+    assert share("spire", spire_draft(BIG)) == pytest.approx(
+        spire_draft(BIG).footprint.seconds(SCENARIO.machine(BIG), 8, 257) / plain
+    )
+
+
+def test_spire_projects_its_memory() -> None:
+    """Its extra arithmetic shows where arithmetic sets the pace."""
+    crowd = replace(SCENARIO, batch=4000, context=1)
+    draft = spire_draft(BIG)
+    seconds = Candidate("spire", assumed(0.8, 16), draft).cost(crowd).seconds(4000, 1, 0.0)
+    flops = 4000 * (2 * draft.architecture.pass_parameters + 2 * 2 * draft.architecture.layers * 8 * 4096 * 128)
+    assert seconds == pytest.approx(flops / 989.5e12, rel=1e-3)
+    assert draft.architecture.layers == 8
+    assert draft.architecture.hidden == BIG.architecture.hidden
+
+
+def test_a_quantised_draft_runs_at_its_own_rate() -> None:
+    crowd = replace(SCENARIO, batch=4000, context=1)
+    quick = replace(SMALL, storage=Storage(quantization="fp8"))
+    slow, fast = (
+        Candidate("draft_model", assumed(0.8, 16), draft).cost(crowd).seconds(4000, 1, 0.0) for draft in (SMALL, quick)
+    )
+    assert slow / fast == pytest.approx(2.0, rel=1e-9)
+
+
+def test_a_given_share_goes_before_everything() -> None:
+    found = drafted(draft=None, share=0.05)
+    assert found.k == 8
+    assert found.speedup == pytest.approx(3.09, abs=0.005)
+    assert found.candidate.name == "draft_model c=0.05"
+    assert found.memory.draft_weights == 0.0
+
+
+@pytest.mark.parametrize(
+    ("method", "draft", "message"),
+    [
+        ("draft_model", None, "'draft_model' needs a draft model"),
+        ("spire", None, "'spire' needs a draft model"),
+        ("ngram", SMALL, "'ngram' has no draft model of its own, but 'small' is given"),
+        ("magicdec", SMALL, "'magicdec' has no draft model"),
+    ],
+)
+def test_methods_and_models_that_do_not_go_together(method: Any, draft: Model | None, message: str) -> None:
+    with pytest.raises(ConfigError, match=message):
+        Candidate(method, assumed(0.5, 4), draft)
+
+
+def test_the_fastest_that_fits_is_recommended() -> None:
+    good, better = drafted(alpha=0.7), drafted(alpha=0.9)
+    assert recommend([good, better]) is better
+    assert recommend([drafted(alpha=0.01)]) is None
+    tight = replace(SCENARIO, device=SCENARIO.device.override(None, 22e9, None))
+    assert tight.memory().fits
+    heavy, light = drafted(alpha=0.9, scenario=tight), drafted(0.2, tight, method="ngram", draft=None)
+    assert heavy.verdict == "does not fit"
+    assert recommend([heavy, light]) is light
+
+
+def test_configurations_that_the_engines_take() -> None:
+    found = drafted()
+    config = outrider_config(SCENARIO, found)
+    assert config == {"method": "draft_model", "model": "small", "num_speculative_tokens": found.k}
+    assert parse_speculative_config(config) is not None
+    command = vllm_command(SCENARIO, found)
+    assert command is not None
+    *words, last = shlex.split(command)
+    options = ["--dtype", "bfloat16", "--max-model-len", "2048", "--max-num-seqs", "8", "--speculative-config"]
+    assert words == ["vllm", "serve", "/models/big", *options]
+    assert json.loads(last) == {**config, "model": "/models/small"}
+    lookup = drafted(0.5, method="ngram", draft=None)
+    assert parse_speculative_config(outrider_config(SCENARIO, lookup)) is not None
+    assert (vllm_command(SCENARIO, None) or "").endswith("--max-num-seqs 8")
+    assert vllm_command(SCENARIO, drafted(alpha=0.01)) == vllm_command(SCENARIO, None)
+    assert outrider_config(SCENARIO, drafted(alpha=0.01)) is None
+
+
+def test_quantised_configurations() -> None:
+    quantised = drafted(draft=replace(SMALL, storage=Storage(quantization="int8-dynamic")))
+    assert (outrider_config(SCENARIO, quantised) or {})["quantization"] == "int8-dynamic"
+    assert outrider_config(SCENARIO, drafted(draft=replace(SMALL, storage=Storage(quantization="fp8")))) is None
+    fp8 = replace(SCENARIO, target=replace(BIG, storage=Storage(quantization="fp8")))
+    assert outrider_config(fp8, drafted(scenario=fp8)) is None
+    assert " --quantization fp8 " in (vllm_command(fp8, drafted(scenario=fp8)) or "")
+
+
+def test_nobody_runs_an_article_yet() -> None:
+    found = drafted(method="spire", draft=spire_draft(BIG))
+    assert found.k > 0
+    assert outrider_config(SCENARIO, found) is None
+    assert vllm_command(SCENARIO, found) is None
+    text = plan_text(SCENARIO, [found])
+    assert "outrider: does not run spire of 8 layers with these weights yet" in text
+    assert "vllm:     does not run this drafter" in text
+
+
+def test_json_is_plain_and_whole() -> None:
+    predictions = [drafted(), drafted(alpha=0.01)]
+    document = json.loads(json.dumps(plan_json(SCENARIO, predictions), allow_nan=False))
+    assert document["schema"] == "outrider.plan/1"
+    assert document["plain"]["tokens_per_second"] == SCENARIO.plain_tokens_per_second
+    assert document["hardware"]["source"] == SCENARIO.device.source
+    first, second = document["drafters"]
+    assert first["k"] == predictions[0].k
+    assert first["speedup"] == {
+        "low": predictions[0].low,
+        "limit": predictions[0].speedup,
+        "high": predictions[0].high,
+    }
+    plain = SCENARIO.plain_tokens_per_second
+    assert first["tokens_per_second"]["low"] == plain * predictions[0].low
+    assert first["memory"]["fits"]
+    assert (second["k"], second["verdict"], second["pays_at_batch"]) == (0, "does not pay", None)
+    assert document["recommended"]["drafter"] == "draft_model small"
+    assert document["recommended"]["speculative_config"]["num_speculative_tokens"] == predictions[0].k
+    assert plan_json(SCENARIO, [predictions[1]])["recommended"]["speculative_config"] is None
+
+
+def test_text_has_a_column_for_each_drafter() -> None:
+    predictions = [drafted(), drafted(0.5, method="ngram", draft=None)]
+    lines = plan_text(SCENARIO, predictions).splitlines()
+    (row,) = (line for line in lines if line.startswith("best k"))
+    assert row.split()[2:] == [str(each.k) for each in predictions]
+    (row,) = (line for line in lines if line.startswith("speedup"))
+    assert row.split("  ")[-1] == f"{predictions[1].low:.2f} to {predictions[1].high:.2f}"
+    assert lines[0].startswith("target    big, 8.03 B parameters, 16.1 GB in bfloat16, 131 kB of KV a token")
+    assert not any(line != line.rstrip() for line in lines)
+
+
+def test_text_where_nothing_pays() -> None:
+    text = plan_text(SCENARIO, [drafted(alpha=0.01)])
+    assert "Plain decoding is the fastest here." in text
+    assert "outrider: --speculative-config none" in text
+    int8 = replace(SCENARIO, target=replace(BIG, storage=Storage(quantization="int8")))
+    assert "with a checkpoint quantised to int8" in plan_text(int8, [drafted(scenario=int8)])
