@@ -39,7 +39,7 @@ from outrider.kernels import THREADS_VARIABLE, require
 from outrider.models.cache import cache_folder, scratch_folder
 from outrider.models.resolve import resolve
 
-Stored = Literal["BF16", "Q8_0"]
+Stored = Literal["BF16", "Q8_0", "Q4_0"]
 
 PROMPT_TOKENS = 256
 NEW_TOKENS = 64
