@@ -73,9 +73,11 @@ def measure(contender: Contender, tasks: Sequence[Task], settings: Settings) -> 
             warm_up(subject, settings, chat=False)
             load = os.getloadavg()[0]
             answers = {task.id: ask(subject, task, settings) for task in tasks}
-            # A server names its weights by where they lie.
-            model = Path(str(subject.details()["model"])).name
-            return replace(row, answers=answers, details={**subject.details(), "model": model}, load=load)
+            details = dict(subject.details())
+            if "model" in details:
+                # A server names its weights by where they lie.
+                details["model"] = Path(str(details["model"])).name
+            return replace(row, answers=answers, details=details, load=load)
     except (PeerError, OutriderError) as error:
         return replace(row, error=str(error))
     except Exception as error:
