@@ -16,6 +16,7 @@ from outrider.errors import ConfigError
 from tests.unit.bench_runs import GREEDY, SAMPLED, answer, broken, run_of
 
 if TYPE_CHECKING:
+    from collections.abc import Iterator
     from pathlib import Path
 
     from outrider.bench.record import Run, Settings
@@ -78,6 +79,15 @@ def test_files_are_written_before_anything_is_printed(tmp_path: Path, monkeypatc
     assert (tmp_path / "run.html").exists()
 
 
+@pytest.fixture
+def interruptible() -> Iterator[None]:
+    """As started from a terminal: what runs in the background may have inherited that interrupts are ignored."""
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)
+    yield
+    signal.signal(signal.SIGINT, before)
+
+
+@pytest.mark.usefixtures("interruptible")
 @pytest.mark.parametrize("times", [1, 2])
 def test_one_interrupt_waits_for_the_record_and_two_do_not(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, times: int
@@ -93,6 +103,19 @@ def test_one_interrupt_waits_for_the_record_and_two_do_not(
         publish(run_of({"plain": [answer()]}), tmp_path / "run.json")
     assert (tmp_path / "run.json").exists() == (times == 1)
     assert signal.getsignal(signal.SIGINT) is before
+
+
+@pytest.mark.usefixtures("interruptible")
+def test_an_interrupt_that_is_ignored_stays_ignored(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def interrupted(*given: Any) -> dict[str, Any]:
+        signal.raise_signal(signal.SIGINT)
+        return run_to_json(*given)
+
+    monkeypatch.setattr("outrider.bench.record_json.run_to_json", interrupted)
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    assert publish(run_of({"plain": [answer()]}), tmp_path / "run.json") == 0
+    assert (tmp_path / "run.json").exists()
+    assert signal.getsignal(signal.SIGINT) is signal.SIG_IGN
 
 
 def test_a_page_that_fails_does_not_cost_the_record(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

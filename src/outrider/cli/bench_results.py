@@ -104,13 +104,18 @@ def _check_target(option: str, path: Path) -> None:
 @contextmanager
 def _interrupts_waiting() -> Iterator[None]:
     """Hold the first interrupt back until the record is in its file; a second one is obeyed at once."""
+    before = signal.getsignal(signal.SIGINT)
+    if not callable(before):
+        # Started in the background, where interrupts are ignored: there is none to hold back.
+        yield
+        return
     waiting = []
 
     def wait(number: int, _frame: FrameType | None) -> None:
         waiting.append(number)
         signal.signal(signal.SIGINT, before)
 
-    before = signal.signal(signal.SIGINT, wait)
+    signal.signal(signal.SIGINT, wait)
     try:
         yield
     finally:
