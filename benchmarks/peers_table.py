@@ -7,6 +7,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+from outrider.bench.figures import per_second, same_answer
 from outrider.bench.record import Answer, Task
 from outrider.bench.statistics import paired_ratio
 
@@ -37,15 +38,7 @@ class Row:
 
 def speed(answers: Sequence[Answer]) -> float | None:
     """Tokens over seconds, reading the prompts included; None without answers."""
-    seconds = sum(answer.seconds for answer in answers)
-    return sum(answer.tokens for answer in answers) / seconds if seconds else None
-
-
-def same(answer: Answer, plain: Answer) -> bool:
-    """Equal by token ids where both engines' answers have them, else by text."""
-    if answer.token_ids is None or plain.token_ids is None:
-        return answer.text == plain.text
-    return answer.token_ids == plain.token_ids
+    return per_second((answer.tokens, answer.seconds) for answer in answers)
 
 
 def figures(row: Row, plain: Row | None, tasks: Sequence[Task], lengths: Mapping[str, int]) -> dict[str, Any]:
@@ -72,7 +65,7 @@ def figures(row: Row, plain: Row | None, tasks: Sequence[Task], lengths: Mapping
         "tokens_per_second": speed(list(answered.values())),
         "by_category": {category: speed(each) for category, each in by_category.items()},
         "ratio": paired_ratio(ratios),
-        "identical": {"same": sum(same(*pair) for pair in pairs), "of": len(pairs)} if pairs else None,
+        "identical": {"same": sum(same_answer(*pair) for pair in pairs), "of": len(pairs)} if pairs else None,
         "tau": together(list(answered.values())),
         "other_prompts": sum(a.prompt_tokens not in (None, lengths[id]) for id, a in answered.items()),
         "load": row.load,

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 
+from outrider.bench.prompt_file import read_tasks
 from outrider.errors import ConfigError
 
 BUILT_IN = (
@@ -21,10 +21,9 @@ BUILT_IN = (
 
 
 def load_prompts(path: Path | None, limit: int | None) -> list[str]:
-    """First turns of a JSONL file whose rows hold ``turns`` (Spec-Bench's layout) or ``prompt``."""
+    """Prompts of a JSON Lines file (see ``outrider.bench.prompt_file``), the first turn of each row."""
     if path is None:
         return list(BUILT_IN[:limit])
     if not path.is_file():
         raise ConfigError(f"--prompts {path}: no such file; leave it out to use the built-in prompts")
-    rows = [json.loads(line) for line in path.read_text(encoding="utf-8").splitlines() if line.strip()]
-    return [row["turns"][0] if "turns" in row else row["prompt"] for row in rows][:limit]
+    return [task.prompt for task in read_tasks(path.read_bytes(), path.name)][:limit]

@@ -16,8 +16,9 @@ import pytest
 from peers_contenders import Contender, Place
 from peers_openvino_export import check_size
 from peers_servers import PeerError, free_port, server
-from peers_table import PLAIN, Row, all_figures, same, speed, table
+from peers_table import PLAIN, Row, all_figures, speed, table
 
+from outrider.bench.figures import same_answer
 from outrider.bench.record import Answer, Arrival, Settings, Task
 from outrider.bench.subject import Request, Subject
 from outrider.errors import ConfigError
@@ -148,10 +149,10 @@ def test_a_plain_row_that_failed_leaves_nothing_to_compare_with() -> None:
 
 
 def test_same_by_ids_where_both_have_them() -> None:
-    assert same(said("a", 1.0, ids=[1]), said("b", 1.0, ids=[1]))
-    assert not same(said("a", 1.0, ids=[1]), said("a", 1.0, ids=[2]))
-    assert same(said("a", 1.0, ids=[1]), said("a", 1.0))
-    assert not same(said("a", 1.0), said("b", 1.0))
+    assert same_answer(said("a", 1.0, ids=[1]), said("b", 1.0, ids=[1]))
+    assert not same_answer(said("a", 1.0, ids=[1]), said("a", 1.0, ids=[2]))
+    assert same_answer(said("a", 1.0, ids=[1]), said("a", 1.0))
+    assert not same_answer(said("a", 1.0), said("b", 1.0))
 
 
 def test_speed_is_tokens_over_time() -> None:

@@ -8,8 +8,9 @@ from typing import Any
 import pytest
 import torch
 
+from outrider.bench import transformers_subject
 from outrider.bench.record import Acceptance, Answer, Settings, Task
-from outrider.bench.subject import Request, Subject
+from outrider.bench.subject import Request, Subject, prompt_tokens
 from outrider.bench.transformers_subject import TransformersSubject, _Watch
 from outrider.errors import CapabilityError, ConfigError, OutriderError
 
@@ -182,13 +183,12 @@ def test_requests_are_served_in_the_order_of_their_times(
     plain: TransformersSubject, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     order: list[str] = []
-    real = plain._prompt
 
-    def watched(request: Request) -> list[int]:
-        order.append(request.task.prompt)
-        return real(request)
+    def watched(task: Task, tokenizer: Any) -> list[int]:
+        order.append(task.prompt)
+        return prompt_tokens(task, tokenizer)
 
-    monkeypatch.setattr(plain, "_prompt", watched)
+    monkeypatch.setattr(transformers_subject, "prompt_tokens", watched)
     late, early = plain.serve([request("late", at=0.01), request("early")], GREEDY)
     assert order == ["early", "late"]
     assert (late.prompt_tokens, early.prompt_tokens) == (4, 5)

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from outrider.config import parse_speculative_config
+from outrider.config import SpeculativeConfig, parse_speculative_config
 from outrider.errors import ConfigError
 from outrider.plan.acceptance import Estimate, assumed
 from outrider.plan.architecture import Architecture, Storage
@@ -203,7 +203,9 @@ def test_configurations_that_the_engines_take() -> None:
     assert words == ["vllm", "serve", "/models/big", *options]
     assert json.loads(last) == {**config, "model": "/models/small"}
     lookup = drafted(0.5, method="ngram", draft=None)
-    assert parse_speculative_config(outrider_config(SCENARIO, lookup)) is not None
+    read, default = parse_speculative_config(outrider_config(SCENARIO, lookup)), SpeculativeConfig("ngram")
+    assert read is not None
+    assert (read.lookup_min, read.lookup_max) == (default.lookup_min, default.lookup_max)
     assert (vllm_command(SCENARIO, None) or "").endswith("--max-num-seqs 8")
     assert vllm_command(SCENARIO, drafted(alpha=0.01)) == vllm_command(SCENARIO, None)
     assert outrider_config(SCENARIO, drafted(alpha=0.01)) is None

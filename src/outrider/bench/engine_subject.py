@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from outrider.bench.record import Acceptance, Answer, Arrival, Settings, Task
-from outrider.bench.subject import Interrupted, Request
+from outrider.bench.subject import Interrupted, Request, prompt_tokens
 from outrider.errors import OutriderError
 from outrider.sampling.params import SamplingParams
 from outrider.types import FinishReason, PhaseSeconds, RequestOutput, RoundTrace, StepTrace
@@ -159,9 +159,7 @@ class EngineSubject:
         self._llm.engine.collect()
 
     def _tokens(self, task: Task) -> list[int]:
-        if task.chat:
-            return self._llm.chat_tokens([{"role": "user", "content": task.prompt}])
-        return self._llm.loaded.tokenizer.encode(task.prompt)
+        return prompt_tokens(task, self._llm.loaded.tokenizer)
 
 
 def _params(settings: Settings, max_tokens: int, seed: int | None) -> SamplingParams:
@@ -177,9 +175,6 @@ def _backend(runner: TargetRunner) -> dict[str, Any]:
     from outrider.models.decoder_native import NativeForward
 
     if isinstance(runner, DecoderRunner) and isinstance(runner.forward, NativeForward):
-        native, weights = runner.forward.native, runner.forward.weights
-        # Every matrix and norm once; of the embedding a step looks up single rows, unless it is the head as well.
-        parts = [weights.head, weights.norm, *(part for layer in weights.layers for part in vars(layer).values())]
-        size = sum(part.nbytes for part in parts if part is not None)
-        return {"kernels": native.level, "threads": native.threads, "weight_bytes": size}
+        native = runner.forward.native
+        return {"kernels": native.level, "threads": native.threads, "weight_bytes": runner.forward.weight_bytes}
     return {"kernels": "torch", "threads": torch.get_num_threads(), "weight_bytes": None}

@@ -74,6 +74,11 @@ def per_second(parts: Iterable[tuple[int, float]]) -> float | None:
     return sum(counts) / total if total else None
 
 
+def same_answer(a: Answer, b: Answer) -> bool:
+    """Equal by token ids where both engines tell them, else by text."""
+    return a.text == b.text if a.token_ids is None or b.token_ids is None else a.token_ids == b.token_ids
+
+
 def _good(sample: Sample | None) -> Sample | None:
     return sample if sample is not None and sample.answer.error is None else None
 
@@ -135,12 +140,10 @@ def _phases(answered: Samples) -> dict[str, float] | None:
 
 
 def _identical(pairs: Iterable[tuple[Sample, Sample]]) -> dict[str, int] | None:
-    same = [_same(a.answer, b.answer) for a, b in pairs if a.settings.temperature == 0 or a.settings.seed is not None]
+    same = [
+        same_answer(a.answer, b.answer) for a, b in pairs if a.settings.temperature == 0 or a.settings.seed is not None
+    ]
     return {"same": sum(same), "of": len(same)} if same else None
-
-
-def _same(a: Answer, b: Answer) -> bool:
-    return a.text == b.text if a.token_ids is None or b.token_ids is None else a.token_ids == b.token_ids
 
 
 def _by_company(samples: Samples) -> dict[Company, list[Sample]]:

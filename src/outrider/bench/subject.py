@@ -4,9 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
 from outrider.bench.record import Answer, Settings, Task
+
+if TYPE_CHECKING:
+    from outrider.models.tokenizer import Tokenizer
 
 
 @dataclass(frozen=True)
@@ -45,3 +48,8 @@ class Subject(Protocol):
     def details(self) -> Mapping[str, Any]:
         """How it is set up, and what it tells of itself as a whole, in plain JSON."""
         ...
+
+
+def prompt_tokens(task: Task, tokenizer: Tokenizer) -> list[int]:
+    """The task's prompt as the model of that tokenizer reads it, chat template included."""
+    return tokenizer.chat([{"role": "user", "content": task.prompt}]) if task.chat else tokenizer.encode(task.prompt)

@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from outrider.bench.record import Acceptance, Answer, Arrival, Settings
-from outrider.bench.subject import Request
+from outrider.bench.subject import Request, prompt_tokens
 from outrider.config import check_dtype
 from outrider.errors import CapabilityError, ConfigError
 from outrider.models.quiet import first_line, quiet_transformers
@@ -78,7 +78,7 @@ class TransformersSubject:
     def _answer(self, request: Request, settings: Settings, sent: float) -> Answer:
         watch = _Watch(sent)
         try:
-            prompt = self._prompt(request)
+            prompt = prompt_tokens(request.task, self._tokenizer)
             tokens = self._generate(prompt, request, settings, watch)
         except Exception as error:
             # A foreign engine fails in as many ways as it has; its other requests go on.
@@ -92,12 +92,6 @@ class TransformersSubject:
             finish_reason="stop" if ended else "length",
             acceptance=Acceptance.total(watch.rounds) if self._mode else None,
         )
-
-    def _prompt(self, request: Request) -> list[int]:
-        task = request.task
-        if task.chat:
-            return self._tokenizer.chat([{"role": "user", "content": task.prompt}])
-        return self._tokenizer.encode(task.prompt)
 
     def _generate(self, prompt: list[int], request: Request, settings: Settings, watch: _Watch) -> list[int]:
         import torch
@@ -166,16 +160,22 @@ def _check(dtype: str, prompt_lookup: int | None, assistant: str | None) -> None
 
 
 def _load(ref: str, dtype: str) -> tuple[Any, Tokenizer]:
+    from transformers import GenerationConfig
+
     from outrider.models.resolve import resolve
     from outrider.models.tokenizer import load_tokenizer
 
     files = resolve(ref)
-    return _load_model(files, dtype), load_tokenizer(files)
+    model = load_model(files, dtype)
+    # A checkpoint's own sampling defaults and stop ids would change the law; ours are given with every request.
+    model.generation_config = GenerationConfig(pad_token_id=0)
+    return model, load_tokenizer(files)
 
 
-def _load_model(files: ModelFiles, dtype: str) -> Any:
+def load_model(files: ModelFiles, dtype: str) -> Any:
+    """A checkpoint as Transformers runs it, a GGUF file's weights unpacked. Raises ``ModelError``."""
     import torch
-    from transformers import AutoModelForCausalLM, GenerationConfig, GgufConfig
+    from transformers import AutoModelForCausalLM, GgufConfig
 
     from outrider.models.checkpoint import transformers_error
 
@@ -184,11 +184,8 @@ def _load_model(files: ModelFiles, dtype: str) -> Any:
         source = {"gguf_file": files.gguf.name, "quantization_config": GgufConfig(dequantize=True)}
     try:
         with quiet_transformers():
-            model = AutoModelForCausalLM.from_pretrained(
+            return AutoModelForCausalLM.from_pretrained(
                 files.folder, dtype=getattr(torch, dtype), local_files_only=True, **source
             ).eval()
     except Exception as error:
         raise transformers_error(files.name, "Transformers could not load it", error) from error
-    # A checkpoint's own sampling defaults and stop ids would change the law; ours are given with every request.
-    model.generation_config = GenerationConfig(pad_token_id=0)
-    return model

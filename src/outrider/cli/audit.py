@@ -90,10 +90,7 @@ def _check(limit: int, samples: int) -> None:
 def _both(context: typer.Context, endpoint: str | None, plain_endpoint: str | None) -> tuple[str, str]:
     if endpoint is None or plain_endpoint is None:
         raise ConfigError("--endpoint and --plain-endpoint go together: the same model with and without speculation")
-    for name in _IN_PROCESS:
-        source = context.get_parameter_source(name)
-        if source is not None and source.name == "COMMANDLINE":
-            raise ConfigError(f"--{name.replace('_', '-')} means nothing where servers are audited; leave it out")
+    options.refuse_given(context, _IN_PROCESS, "means nothing where servers are audited; leave it out")
     return endpoint, plain_endpoint
 
 
@@ -135,10 +132,9 @@ def _audit(llm: LLM, k: int, tasks: tuple[Task, ...], params: SamplingParams, sa
 
 def _question(llm: LLM, task: Task) -> Question:
     from outrider.audit.samples import Question
+    from outrider.bench.subject import prompt_tokens
 
-    chat = [{"role": "user", "content": task.prompt}]
-    ids = llm.chat_tokens(chat) if task.chat else llm.loaded.tokenizer.encode(task.prompt)
-    return Question(task.id, task.prompt, tuple(ids))
+    return Question(task.id, task.prompt, tuple(prompt_tokens(task, llm.loaded.tokenizer)))
 
 
 def _audit_endpoints(

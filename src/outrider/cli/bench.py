@@ -92,7 +92,7 @@ def bench(
 ) -> int:
     """Measure plain decoding, drafters and other engines on the same prompts, in turn."""
     if context.invoked_subcommand is not None:
-        _refuse_given(context, tuple(context.params), f"goes with bench, not with {context.invoked_subcommand}")
+        options.refuse_given(context, tuple(context.params), f"goes with bench, not with {context.invoked_subcommand}")
         return 0
     check_targets(output, html, prompts)
     in_process = None
@@ -107,7 +107,7 @@ def bench(
             _peers(peer or [], batch),
         )
     else:
-        _refuse_given(context, _MODEL_OPTIONS, "means nothing where only endpoints are measured: add --model")
+        options.refuse_given(context, _MODEL_OPTIONS, "means nothing where only endpoints are measured: add --model")
     batches, goodput = _loop(rate, batch, repeats, max_ttft, max_tpot)
     plan = Plan(
         _workloads(workload, prompts, seed, limit),
@@ -210,13 +210,6 @@ def _peers(peers: Sequence[str], batch: list[str] | None) -> tuple[str, ...]:
     if peers and whole_numbers(batch or ["1"], "--batch") != (1,):
         raise ConfigError("--peer transformers answers one request at a time: leave out --batch")
     return tuple(dict.fromkeys(peers))
-
-
-def _refuse_given(context: typer.Context, names: Sequence[str], why: str) -> None:
-    for name in names:
-        source = context.get_parameter_source(name)
-        if source is not None and source.name == "COMMANDLINE":
-            raise ConfigError(f"--{name.replace('_', '-')} {why}")
 
 
 # --- measuring ----------------------------------------------------------------------------------------------

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import sys
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
@@ -74,6 +74,14 @@ def load_llm(
             file=sys.stderr,
         )
     return llm
+
+
+def refuse_given(context: typer.Context, names: Sequence[str], why: str) -> None:
+    """Raise ConfigError for the first of these parameters that is on the command line; ``why`` follows its name."""
+    for name in names:
+        source = context.get_parameter_source(name)
+        if source is not None and source.name == "COMMANDLINE":
+            raise ConfigError(f"--{name.replace('_', '-')} {why}")
 
 
 def read_stdin(read: Callable[[], str]) -> str:

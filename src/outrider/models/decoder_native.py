@@ -70,6 +70,12 @@ class NativeForward:
         )
         _add_layers(self._decoder, config, weights)
 
+    @property
+    def weight_bytes(self) -> int:
+        """What a step of one row reads: every matrix and norm once; of an embedding that is no head, single rows."""
+        layers = (part for layer in self.weights.layers for part in vars(layer).values())
+        return sum(part.nbytes for part in (self.weights.head, self.weights.norm, *layers) if part is not None)
+
     @classmethod
     @torch.inference_mode()
     def load(
