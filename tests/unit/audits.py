@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+import math
+from collections.abc import Callable
+from typing import TYPE_CHECKING, TypeAlias
 
 import torch
 
@@ -12,6 +14,7 @@ from outrider.models.base import Capabilities
 from outrider.models.toy import ToyModel, ToyRunner
 from outrider.sampling.params import SamplingParams
 from outrider.types import Draft, Verdict
+from outrider.verify.token import TokenVerifier
 from tests.support import MODEL, VOCAB, make_engine
 
 if TYPE_CHECKING:
@@ -81,25 +84,40 @@ class NoisyRunner(ToyRunner):
         return logits_TV
 
 
-class GenerousVerifier:
-    """Token-level rejection that accepts a little too often."""
+Spoil: TypeAlias = Callable[[int, float, float], float]
+"""From the draft position, the target's probability of its token and that of accepting it: the one it is given."""
+
+
+class CornerVerifier:
+    """Token-level rejection whose acceptances are spoilt."""
 
     name = "standard"
     lossless = True
     shared_noise = False
 
+    def __init__(self, spoil: Spoil) -> None:
+        self._spoil = spoil
+
     def judge(self, draft: Draft, logp_TV: Rows, draws: Draws) -> Verdict:
-        from outrider.verify.token import TokenVerifier
+        p = [math.exp(logp_TV[i][token].item()) for i, token in enumerate(draft.tokens)]
+        return TokenVerifier().judge(draft, logp_TV, _Spoilt(draws, p, self._spoil))
 
-        return TokenVerifier().judge(draft, logp_TV, _Generous(draws))
+
+class GenerousVerifier(CornerVerifier):
+    """Accepts a little too often."""
+
+    def __init__(self) -> None:
+        super().__init__(lambda _, __, probability: 1.02 * probability)
 
 
-class _Generous:
-    def __init__(self, draws: Draws) -> None:
+class _Spoilt:
+    def __init__(self, draws: Draws, p: Sequence[float], spoil: Spoil) -> None:
         self._draws = draws
+        self._p = p
+        self._spoil = spoil
 
     def accept(self, i: int, probability: float) -> bool:
-        return self._draws.accept(i, min(1.0, 1.02 * probability))
+        return self._draws.accept(i, min(1.0, self._spoil(i, self._p[i], probability)))
 
     def emit(self, i: int, logp_V: torch.Tensor) -> int:
         return self._draws.emit(i, logp_V)

@@ -42,13 +42,28 @@ def test_rare_outcomes_share_a_bin() -> None:
     a = {"x": 60, "y": 6, "z": 1, "u": 2}
     b = {"x": 50, "y": 5, "z": 3, "v": 3}
     # z, u and v are 9 together, and the smaller side should have 9 * 61 / 130 of them: y joins them.
-    assert pool(a, b) == [(9, 11), (60, 50)]
+    assert pool(a, b) == ((9, 11), [(60, 50)])
     assert 20 * 61 / 130 >= LEAST_EXPECTED > 9 * 61 / 130
-    assert pool(a, {**b, "v": 6}) == [(3, 9), (6, 5), (60, 50)]
+    assert pool(a, {**b, "v": 6}) == ((3, 9), [(6, 5), (60, 50)])
+    assert pool({"x": 60}, {"x": 50}) == ((0, 0), [(60, 50)])
 
 
 def test_what_is_rare_even_together_joins_the_next() -> None:
-    assert pool({"x": 50, "z": 1}, {"x": 49, "y": 1}) == [(51, 50)]
+    assert pool({"x": 50, "z": 1}, {"x": 49, "y": 1}) == ((51, 50), [])
+
+
+def test_totals_alone_say_who_is_rare() -> None:
+    """Of two equals one joins the rare one; which of them must not hang on how they fell to the two sides."""
+    for a, b in (({"p": 9, "q": 3, "z": 1}, {"p": 3, "q": 9}), ({"q": 9, "p": 3, "z": 1}, {"q": 3, "p": 9})):
+        (_, _), alone = pool(a, b)
+        assert alone == [(a["q"], b["q"])]
+
+
+def test_the_share_of_what_is_told_apart_only_together() -> None:
+    found = two_sample_test("x" * 60 + "yz", "x" * 60 + "uvw" + "stuvwstu")
+    assert found.bins == 2
+    assert found.rare == pytest.approx(13 / 133)
+    assert two_sample_test("xy" * 60, "xy" * 60).rare == 0.0
 
 
 def p_values(a: np.ndarray, b: np.ndarray, count: int, samples: int) -> list[float]:

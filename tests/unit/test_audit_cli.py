@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +14,8 @@ from outrider.audit.report import SCHEMA
 from outrider.cli.main import run
 from outrider.draft.base import Drafter
 from outrider.draft.build import build_drafter
+from outrider.models.base import Feed, Scores
+from outrider.models.toy import ToyRunner
 from outrider.types import RequestState
 from tests.fake_model import FakeModels, fake_models
 
@@ -31,10 +34,12 @@ def test_a_clean_model_passes_with_a_table_and_a_paragraph(capsys: Captured) -> 
     assert run([*TOY, "--seed", "3", "--speculative-config", DRAFT_MODEL]) == 0
     out, err = capsys.readouterr()
     lines = out.splitlines()
-    assert [line.split("  ")[0] for line in lines[:5]] == [
+    assert [line.split("  ")[0] for line in lines[:7]] == [
         "part",
         "greedy tokens",
+        "target rows",
         "rule check",
+        "random draws",
         "end to end",
         "negative control",
     ]
@@ -50,8 +55,11 @@ def test_the_json_document(capsys: Captured) -> None:
     assert (report["passed"], report["failed"]) == (True, [])
     assert report["settings"]["speculative_config"]["model"] == "toy-draft"
     assert (report["settings"]["top_p"], report["settings"]["samples"]) == (0.95, 100)
-    assert report["greedy"]["noise"] == {"rows": 0.0, "company": 0.0, "positions": report["greedy"]["tokens"]}
+    still = {"rows": 0.0, "company": 0.0, "overall": 0.0}
+    assert report["greedy"]["noise"] == {**still, "positions": report["greedy"]["tokens"]}
+    assert (report["rows"]["off"], report["rows"]["passed"]) == (0, True)
     assert report["rule"]["worst"] < 1e-9
+    assert set(report["draws"]["tests"]) == {"draft tokens", "acceptances", "emitted tokens"}
     assert len(report["distribution"]["tests"]) == 4
     assert 0 < report["distribution"]["visible_bias"]["first token"] <= 1
     assert report["control"]["caught"] is True
@@ -76,7 +84,8 @@ def test_a_fault_is_exit_code_1_and_named(monkeypatch: pytest.MonkeyPatch, capsy
     assert run([*TOY, "--seed", "3", "--speculative-config", DRAFT_MODEL]) == 1
     out = capsys.readouterr().out
     assert "BIASED" in out
-    assert "FAILED: end to end." in out
+    assert "FAILED: random draws, end to end." in out
+    assert "Not drawn with the odds they should have: draft tokens." in out
 
 
 def test_a_control_that_is_not_seen_is_exit_code_1(monkeypatch: pytest.MonkeyPatch, capsys: Captured) -> None:
@@ -108,6 +117,7 @@ MISTAKES = {
     "nothing to audit": (["--speculative-config", "none"], "plain decoding has nothing to audit"),
     "k = 0": (["--speculative-config", '{"num_speculative_tokens": 0}'], "plain decoding has nothing to audit"),
     "too few samples": (["--samples", "5"], "--samples 5 must be 100 or more"),
+    "no room for a draft": (["--max-tokens", "1"], "--max-tokens 1 must be 2 or more"),
     "no prompts": (["--limit", "0"], "--limit 0 must be 1 or more"),
     "no such file": (["--prompts", "no-such-file.jsonl"], "no-such-file.jsonl"),
     "bad sampling": (["--top-p", "2"], "top_p=2.0 must be"),
@@ -134,3 +144,18 @@ def test_mistakes_are_one_line_before_any_model_is_read(
 def test_a_model_that_drafts_nothing_is_refused(capsys: Captured) -> None:
     assert run(["audit", "--model", "toy-recurrent"]) == 2
     assert "toy-recurrent: its cache cannot be rolled back, so nothing is drafted" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("passes", [1, 30, 200])
+def test_an_interrupt_is_exit_code_130_and_prints_no_result(models: FakeModels, capsys: Captured, passes: int) -> None:
+    class Interrupted(ToyRunner):
+        def score(self, feeds: Sequence[Feed], hidden: bool = False) -> Scores:
+            if len(self.calls) == passes:
+                raise KeyboardInterrupt
+            return super().score(feeds, hidden)
+
+    models.runner_class = Interrupted
+    assert run([*TOY, "--json"]) == 130
+    out, err = capsys.readouterr()
+    assert (out, err) == ("", "outrider: interrupted\n")
+    assert models.runners[0].open_slots == 0

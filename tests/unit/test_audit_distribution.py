@@ -2,19 +2,23 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from dataclasses import replace
+from itertools import count
+
 import pytest
 
-from outrider.audit.control import KeepsFirst, Misreporting, choose_mistake
+from outrider.audit.control import Misreporting, mistakes_for
 from outrider.audit.distribution import HISTOGRAMS, compare_histograms, count_judged, draw
+from outrider.audit.draws import PURPOSES
 from outrider.audit.engine_sampler import EngineSampler
 from outrider.audit.report import FALSE_ALARM
-from outrider.audit.rule import RACES
-from outrider.audit.run import alarm_each, compare_laws
+from outrider.audit.run import EngineAudit, alarm_each, compare_laws
 from outrider.audit.samples import Answer, Job, Pair, Question, with_fresh_seed
-from outrider.audit.warm import WarmRunner
+from outrider.audit.text import paragraph
 from outrider.draft.ngram import NgramDrafter
 from outrider.errors import RequestError
-from outrider.models.base import Feed
+from outrider.models.base import Feed, Scores
 from outrider.models.toy import ToyRunner
 from outrider.sampling.params import SamplingParams
 from outrider.testing import RandomDrafter
@@ -58,7 +62,7 @@ def test_a_clean_coupled_pair_passes_too() -> None:
 def test_a_drafter_that_misreports_is_caught_end_to_end_and_not_by_the_rule() -> None:
     drafter = Misreporting(RandomDrafter(VOCAB), VOCAB)
     report = make_audit(drafter, rule="standard").run(QUESTIONS, SAMPLED, SAMPLES)
-    assert report.failed == ("distribution",)
+    assert report.failed == ("draws", "distribution")
     assert report.rule is not None
     assert report.rule.worst < 1e-12, "the rule does right by what it is told"
 
@@ -91,7 +95,7 @@ def test_false_alarms_end_to_end_keep_to_their_odds() -> None:
 
 
 def test_all_tests_together_keep_to_the_stated_odds() -> None:
-    assert alarm_each(8) * (8 * len(HISTOGRAMS) + RACES) == pytest.approx(FALSE_ALARM)
+    assert alarm_each(8) * (8 * len(HISTOGRAMS) + len(PURPOSES)) == pytest.approx(FALSE_ALARM)
 
 
 def test_histograms_name_what_they_compare() -> None:
@@ -136,32 +140,48 @@ def test_an_answer_ends_when_it_is_enough_and_leaves_nothing_behind(asked: int |
     assert engine.collect() == []
 
 
-def test_a_prompt_read_once_is_answered_as_ever() -> None:
-    runner = ToyRunner(MODEL, 4, 64)
-    engine = make_engine(NgramDrafter(), K, runner=runner)
-    jobs = [Job(QUESTIONS[0], with_fresh_seed(SAMPLED, i), 5) for i in range(20)]
-    together = EngineSampler(engine, "").sample(jobs)
-    read = sum(len(feed.tokens) for call in runner.calls for feed in call if feed.rows == 0)
-    assert read == 4 * (len(QUESTIONS[0].ids) - 1), "once a slot"
-    alone = [EngineSampler(engine, "").sample([job])[0] for job in jobs]
-    assert [each.tokens for each in together] == [each.tokens for each in alone]
-    assert runner.open_slots == 0
-    assert engine.runner is runner
+def test_questions_take_turns_and_seeds_are_never_shared() -> None:
+    asked: list[Job] = []
+
+    class Recorder:
+        def sample(self, jobs: Sequence[Job]) -> list[Answer]:
+            asked.extend(jobs)
+            return [Answer((i,)) for i in range(len(jobs))]
+
+    compare_laws(Pair(Recorder(), Recorder()), QUESTIONS, SAMPLED, 10)
+    assert [job.question for job in asked] == QUESTIONS * 20
+    assert len({job.params.seed for job in asked}) == 60
+    answers = draw(Recorder(), QUESTIONS, SAMPLED, 2, 0)
+    assert answers == [[Answer((0,)), Answer((3,))], [Answer((1,)), Answer((4,))], [Answer((2,)), Answer((5,))]]
 
 
-def test_a_warm_slot_starts_where_the_prompt_ends() -> None:
-    runner = ToyRunner(MODEL, 2, 64)
-    warm = WarmRunner(runner, (1, 2, 3))
-    for _ in range(3):
-        warm.open(7)
-        assert warm.length(7) == 2
-        logits_V = warm.score([Feed(7, (3, 5), 2)]).logits[0][0]
-        assert int(logits_V.argmax()) == MODEL.greedy((1, 2, 3), 1)[0]
-        warm.close(7)
-        warm.close(7)
-    assert runner.open_slots == 1
-    warm.discard()
-    assert runner.open_slots == 0
+def test_a_slot_that_keeps_something_of_its_last_text_is_caught() -> None:
+    """Only where slots are used again: fewer questions than slots do not show it token for token."""
+
+    class Stale(ToyRunner):
+        _left: list[int]
+
+        def __init__(self) -> None:
+            super().__init__(MODEL, 4, 64)
+            self._left = []
+
+        def open(self, sequence_id: int) -> None:
+            super().open(sequence_id)
+            self._stored[sequence_id] = self._left[:1]
+            self._length[sequence_id] = 0
+
+        def close(self, sequence_id: int) -> None:
+            self._left = self._stored.get(sequence_id, self._left)
+            super().close(sequence_id)
+
+        def _write(self, feed: Feed) -> None:
+            kept = self._stored[feed.sequence_id][:1] if self._length[feed.sequence_id] == 0 else []
+            super()._write(feed)
+            self._stored[feed.sequence_id][: len(kept)] = kept
+
+    questions = [Question("a", "", (1, 2)), Question("b", "", (4, 5))]
+    report = make_audit(RandomDrafter(VOCAB), rule="block", runner=Stale()).run(questions, SAMPLED, SAMPLES)
+    assert "distribution" in report.failed
 
 
 def test_a_prompt_that_cannot_be_served_is_named_before_any_work() -> None:
@@ -180,14 +200,58 @@ def test_the_drafter_is_put_back_after_a_failure() -> None:
     drafter, runner = engine.drafter, engine.runner
     spoilt = EngineSampler(engine, "", drafter=lambda inner: Misreporting(inner, VOCAB))
     with pytest.raises(RuntimeError, match="injected"):
-        draw(spoilt, QUESTIONS[0], SAMPLED, 3, 0)
+        draw(spoilt, QUESTIONS[:1], SAMPLED, 3, 0)
     assert (engine.drafter, engine.runner) == (drafter, runner)
     assert not engine.has_work
 
 
-def test_the_mistake_fits_the_rule() -> None:
-    assert choose_mistake(verifier_named("block"), False, VOCAB).drafter is not None
+def test_the_mistakes_fit_the_rule() -> None:
+    wrong_q, keeps = mistakes_for(verifier_named("block"), False, VOCAB)
+    assert (wrong_q.drafter is None, wrong_q.verifier is None) == (False, True)
     for rule, greedy in (("coupled", False), ("greedy", True)):
-        mistake = choose_mistake(verifier_named(rule), greedy, VOCAB)
-        assert mistake.drafter is None
-        assert mistake.verifier is KeepsFirst
+        assert [mistake.words for mistake in mistakes_for(verifier_named(rule), greedy, VOCAB)] == [keeps.words]
+
+
+@pytest.mark.parametrize("params", [replace(SAMPLED, top_k=1), replace(SAMPLED, temperature=0.02)])
+def test_where_nothing_is_left_to_chance_a_wrong_q_is_no_control(params: SamplingParams) -> None:
+    """A faultless engine must not fail for it: the other mistake is."""
+    report = make_audit(RandomDrafter(VOCAB), rule="block").run(QUESTIONS, params, SAMPLES)
+    assert report.failed == ()
+    assert report.control is not None
+    assert len(report.control.unseen) == 1
+    assert "keeps the first draft token" in report.control.mistake
+    assert "a smaller one" in paragraph(report)
+
+
+def test_a_coupled_rule_without_a_seed_promises_no_tokens() -> None:
+    report = make_audit(RandomDrafter(VOCAB), rule="coupled").run(QUESTIONS, replace(SAMPLED, seed=None), SAMPLES)
+    assert report.failed == ()
+    assert report.seeded is None
+
+
+def test_an_interrupt_leaves_nothing_behind_in_whatever_part() -> None:
+    """Every so many passes of the model, over a whole audit."""
+
+    class Interrupted(ToyRunner):
+        left = 0
+
+        def score(self, feeds: Sequence[Feed], hidden: bool = False) -> Scores:
+            self.left -= 1
+            if self.left == 0:
+                raise KeyboardInterrupt
+            return super().score(feeds, hidden)
+
+    runner = Interrupted(MODEL, 4, 64)
+    plain, speculative = make_engine(runner=runner), make_engine(RandomDrafter(VOCAB), K, runner=runner, rule="block")
+    drafter, calls = speculative.drafter, count(1, 29)
+    for runner.left in calls:
+        try:
+            EngineAudit(plain, speculative, K).run(QUESTIONS[:2], SAMPLED, 40)
+        except KeyboardInterrupt:
+            assert runner.open_slots == 0
+            assert not plain.has_work
+            assert not speculative.has_work
+            assert speculative.drafter is drafter
+        else:
+            break
+    assert next(calls) > 250, "the audit was interrupted in all of its parts"

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import random
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -16,7 +17,7 @@ from outrider.audit.text import paragraph, table
 from outrider.cli.main import run
 from outrider.errors import RequestError
 from outrider.sampling.params import SamplingParams
-from tests.unit.openai_server import DONE, Reply, Script, delta, page, serving
+from tests.unit.openai_server import DONE, Reply, Script, delta, models, page, serving
 
 Captured = pytest.CaptureFixture[str]
 QUESTIONS = [Question("p0", "one"), Question("p1", "two")]
@@ -51,7 +52,7 @@ def two_servers(plain: Callable[[dict[str, Any]], Reply], other: Callable[[dict[
         yield a, b
 
 
-def audit(a: Script, b: Script, params: SamplingParams = SAMPLED, samples: int = 150) -> Any:
+def audit(a: Script, b: Script, params: SamplingParams = SAMPLED, samples: int = 100) -> Any:
     return audit_endpoints(Endpoint.find(a.url), Endpoint.find(b.url), QUESTIONS, params, samples)
 
 
@@ -69,13 +70,13 @@ def test_equal_servers_pass() -> None:
     assert "greedy tokens" in table(report)
     assert {path for path, _ in a.asked} == {"/v1/completions"}
     seeds = [body["seed"] for body in (*a.bodies, *b.bodies) if body["temperature"] > 0]
-    assert len(seeds) == len(set(seeds)) == 600, "no sample is taken twice"
+    assert len(seeds) == len(set(seeds)) == 400, "no sample is taken twice"
     assert not {"top_k", "min_p", "ignore_eos"} & set(b.bodies[-1])
 
 
 def test_a_biased_server_is_caught_end_to_end() -> None:
     greedy = [("x", SURE)]
-    with two_servers(says(LAW, greedy), says({"x": 0.8, "y": 0.1, "z": 0.1}, greedy)) as (a, b):
+    with two_servers(says(LAW, greedy), says({"x": 0.95, "y": 0.05}, greedy)) as (a, b):
         assert audit(a, b).failed == ("distribution",)
 
 
@@ -138,6 +139,8 @@ def test_logprobs_in_both_shapes() -> None:
     assert read_logprobs(told("a", {"a": -1, "b": -2})) == [("a", {"a": -1.0, "b": -2.0})]
     assert read_logprobs({"tokens": ["a"], "top_logprobs": None}) == [("a", {})]
     assert read_logprobs(None) == []
+    ruled_out = told("a", {"a": -1, "b": -math.inf, "c": math.nan})
+    assert read_logprobs(ruled_out) == [("a", {"a": -1.0})], "JSON has neither"
     bad: Any
     for bad in ({"tokens": 5}, "text", {"content": [{}]}, {"tokens": ["a", "b"], "top_logprobs": [{}]}):
         with pytest.raises(RequestError, match="cannot be read"):
@@ -154,6 +157,22 @@ def test_the_command_on_two_servers(capsys: Captured) -> None:
     assert report["settings"]["endpoint"]["url"] == b.url
     assert report["settings"]["plain_endpoint"]["model"] == "tiny"
     assert (report["rule"], report["control"]) == (None, None)
+
+
+def test_a_server_whose_logits_are_far_off_does_not_explain_itself() -> None:
+    """A context that lacks something moves log-probabilities by whole units, and those would close any gap."""
+    with two_servers(says(LAW, [("x", SURE)]), says(LAW, [("y", {"x": -3.5, "y": -0.1})])) as (a, b):
+        report = audit(a, b, SamplingParams(temperature=0.0, max_tokens=4))
+    assert [each.factor <= 2 for each in report.greedy.divergences] == [True, True]
+    assert len(report.greedy.faults) == 2
+
+
+def test_two_models_are_pointed_out(capsys: Captured) -> None:
+    answer = says(LAW, [("x", SURE)])
+    with two_servers(answer, answer) as (a, b):
+        b.pages["/v1/models"] = models("small", owned_by="someone")
+        assert run(["audit", "--endpoint", b.url, "--plain-endpoint", a.url, "--temperature", "0", "--limit", "1"]) == 0
+    assert f"{b.url} answers as 'small' and {a.url} as 'tiny'" in capsys.readouterr().err
 
 
 def test_a_server_that_is_not_there_is_one_line(capsys: Captured) -> None:

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
+from dataclasses import replace
 
 import pytest
 import torch
 
 from outrider.audit.engine_sampler import EngineSampler
-from outrider.audit.greedy import Compared, Split, TokenComparison, compare_tokens, first_split, is_near_tie
+from outrider.audit.greedy import Compared, Noise, Split, TokenComparison, compare_tokens, first_split, is_near_tie
 from outrider.audit.noise import RunnerExplainer, forced_logits
 from outrider.audit.samples import Answer, Pair, Question
 from outrider.draft.ngram import NgramDrafter
@@ -34,10 +36,12 @@ def test_first_split(plain: tuple[int, ...], speculative: tuple[int, ...], split
 
 
 def test_a_near_tie_is_a_margin_that_noise_can_close_from_both_sides() -> None:
-    assert is_near_tie(0.19, 0.1, exact=False)
-    assert not is_near_tie(0.21, 0.1, exact=False)
-    assert not is_near_tie(0.0, 0.1, exact=True), "a runner that promises bits has no ties to lose"
-    assert not is_near_tie(None, 0.1, exact=False)
+    noise = Noise(0.05, 0.1, 0.02, 1)
+    assert is_near_tie(0.19, noise, exact=False)
+    assert not is_near_tie(0.21, noise, exact=False)
+    assert not is_near_tie(0.0, noise, exact=True), "a runner that promises bits has no ties to lose"
+    assert not is_near_tie(None, noise, exact=False)
+    assert not is_near_tie(0.19, replace(noise, overall=1.1), exact=False), "that is no rounding"
     assert not is_near_tie(0.1, None, exact=False)
 
 
@@ -95,7 +99,7 @@ def test_equal_tokens_on_an_exact_runner() -> None:
     found = compared(ToyRunner(MODEL, 4, 64))
     assert (found.prompts, found.tokens, found.divergences) == (3, 72, ())
     assert found.noise is not None
-    assert (found.noise.rows, found.noise.company, found.noise.positions) == (0.0, 0.0, 72)
+    assert found.noise == Noise(0.0, 0.0, 0.0, 72)
     assert found.passed
     assert found.judged is not None
     assert 0 < found.judged <= 72
@@ -138,6 +142,39 @@ def test_noise_of_company_alone_is_measured_too() -> None:
     assert alone.company == 0.0, "there is no room for company"
 
 
+def test_tokens_that_are_ruled_out_hide_no_noise() -> None:
+    table = {key: [0.9, 1.0, *[-torch.inf] * 10] for key in [(), *((a,) for a in range(12))]}
+    found = compared(NoisyRunner(0.01, ToyModel(12, 1, table=table)))
+    assert found.noise is not None
+    assert found.noise.largest == pytest.approx(0.01, abs=1e-6)
+
+
+def test_what_is_ruled_out_in_wide_passes_only_is_endless_noise() -> None:
+    found = compared(NoisyRunner(-math.inf))
+    assert found.noise is not None
+    assert found.noise.overall > 1e6
+    assert math.isfinite(found.noise.overall), "JSON has no infinity"
+    assert not found.passed
+
+
+def test_a_fault_of_wide_passes_is_no_noise_that_explains_itself() -> None:
+    """With more than one row, each is computed from one token of context too few."""
+
+    class Shortsighted(NoisyRunner):
+        def _rows(self, feed: Feed) -> torch.Tensor:
+            if feed.rows < 2:
+                return super()._rows(feed)
+            end = self._length[feed.sequence_id] + len(feed.tokens)
+            seen = self._stored[feed.sequence_id]
+            return torch.stack([MODEL.logits(seen[at - 1 : at]) for at in range(end - feed.rows + 1, end + 1)])
+
+    found = compared(Shortsighted(0.0))
+    assert found.noise is not None
+    assert found.noise.overall > 1.0
+    assert len(found.faults) == 3
+    assert all(each.factor is not None and each.factor <= 2 for each in found.faults), "or they would be near-ties"
+
+
 def test_a_gap_wider_than_the_noise_stays_closed_to_it() -> None:
     assert compared(NoisyRunner(0.01, near_tie_model(0.05))).divergences == ()
 
@@ -157,7 +194,7 @@ def test_a_broken_promise_of_bits_fails_even_where_no_token_changed() -> None:
 @pytest.mark.parametrize("off", [1, -1])
 def test_a_cache_that_is_off_by_one_after_a_rollback_is_a_fault_of_tokens(off: int) -> None:
     report = make_audit(AdversarialDrafter(VOCAB, 0), runner=WrongCommit(off)).run(QUESTIONS, GREEDY, 100)
-    assert report.failed == ("greedy",), "the accept rule is in order"
+    assert report.failed == ("greedy", "rows"), "the accept rule is in order"
     assert report.greedy.faults
 
 

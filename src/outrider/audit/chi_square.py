@@ -29,6 +29,8 @@ class TwoSampleTest:
     p_value: float
     total_variation: float
     """Distance between the two pooled histograms, which sampling alone puts well above 0."""
+    rare: float
+    """Share of all draws that are told apart from the others only, not from each other: those of the shared bin."""
 
 
 def two_sample_test(a: Iterable[Hashable], b: Iterable[Hashable]) -> TwoSampleTest:
@@ -39,7 +41,8 @@ def two_sample_test(a: Iterable[Hashable], b: Iterable[Hashable]) -> TwoSampleTe
     """
     counts_a, counts_b = Counter(a), Counter(b)
     sizes = (counts_a.total(), counts_b.total())
-    bins = pool(counts_a, counts_b)
+    shared, alone = pool(counts_a, counts_b)
+    bins = [shared, *alone] if sum(shared) else alone
     statistic = math.fsum(
         (count - expected) ** 2 / expected
         for pair in bins
@@ -47,20 +50,20 @@ def two_sample_test(a: Iterable[Hashable], b: Iterable[Hashable]) -> TwoSampleTe
     )
     p_value = float(chi2.sf(statistic, len(bins) - 1)) if len(bins) > 1 else 1.0
     distance = 0.5 * math.fsum(abs(x / sizes[0] - y / sizes[1]) for x, y in bins)
-    return TwoSampleTest(min(sizes), len(bins), statistic, p_value, distance)
+    return TwoSampleTest(min(sizes), len(bins), statistic, p_value, distance, sum(shared) / sum(sizes))
 
 
-def pool(a: Mapping[T, int], b: Mapping[T, int]) -> list[tuple[int, int]]:
-    """Bins (count in a, count in b): outcomes expected often enough in both stand alone, all rare ones share one."""
+def pool(a: Mapping[T, int], b: Mapping[T, int]) -> tuple[tuple[int, int], list[tuple[int, int]]]:
+    """Bins (count in a, count in b): the one that all rare outcomes share, and those expected often enough alone."""
     sizes = (sum(a.values()), sum(b.values()))
-    pairs = [(a.get(outcome, 0), b.get(outcome, 0)) for outcome in {**a, **b}]
-    # By total, then by nothing: the order among equals does not change the statistic of bins that stand alone.
-    pairs.sort(key=sum)
+    # By total, and among equals by name: how an outcome falls to the two sides must not decide where it goes.
+    outcomes = sorted({**a, **b}, key=lambda each: (a.get(each, 0) + b.get(each, 0), repr(each)))
+    pairs = [(a.get(outcome, 0), b.get(outcome, 0)) for outcome in outcomes]
     rare = (0, 0)
     while pairs and (_too_few(sum(pairs[0]), sizes) or (sum(rare) and _too_few(sum(rare), sizes))):
         x, y = pairs.pop(0)
         rare = (rare[0] + x, rare[1] + y)
-    return [rare, *pairs] if sum(rare) else pairs
+    return rare, pairs
 
 
 def smallest_bias(samples: int, bins: int, alarm: float, power: float = POWER) -> float:

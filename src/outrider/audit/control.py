@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
+from collections.abc import Sequence as Seq
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -13,17 +14,20 @@ from outrider.draft.base import Drafter
 from outrider.types import Draft, RequestState, Verdict
 
 if TYPE_CHECKING:
+    from outrider.engine.sequence import Sequence
     from outrider.verify.base import Draws, Rows, Verifier
 
 
 @dataclass(frozen=True)
 class ControlCheck:
-    """What became of the deliberate mistake."""
+    """What became of the deliberate mistake, the last one tried."""
 
     mistake: str
     caught: bool
     by: str
     """Which check saw it, in words; what it saw instead if it did not."""
+    unseen: tuple[str, ...] = ()
+    """Smaller mistakes that were tried before it and changed too little to be seen."""
 
     @property
     def passed(self) -> bool:
@@ -36,17 +40,25 @@ class Mistake:
 
     words: str
     drafter: Callable[[Drafter], Drafter] | None = None
-    verifier: Callable[[Verifier], Verifier] | None = None
+    verifier: Callable[[Sequence], Verifier] | None = None
 
 
-def choose_mistake(verifier: Verifier, greedy: bool, vocab_size: int) -> Mistake:
-    """A wrong q where the accept rule looks at q; where it does not, a rule that keeps what it should not."""
+def mistakes_for(verifier: Verifier, greedy: bool, vocab_size: int) -> tuple[Mistake, ...]:
+    """A wrong q where the accept rule looks at q, then a rule that keeps what it should not.
+
+    Where the target is nearly sure of its tokens a wrong q biases next to nothing, which is no fault of the audit.
+    """
+    keeps = Mistake(
+        "an accept rule that keeps the first draft token whatever the target says",
+        verifier=lambda sequence: KeepsFirst(sequence.verifier),
+    )
     if greedy or verifier.shared_noise:
-        return Mistake("an accept rule that keeps the first draft token whatever the target says", verifier=KeepsFirst)
-    return Mistake(
+        return (keeps,)
+    misreports = Mistake(
         "a drafter that always proposes one token and reports that it drew from a distribution",
         drafter=lambda drafter: Misreporting(drafter, vocab_size),
     )
+    return misreports, keeps
 
 
 class Misreporting:
@@ -70,10 +82,10 @@ class Misreporting:
     def close(self, sequence_id: int) -> None:
         self._inner.close(sequence_id)
 
-    def sync(self, sequences: Sequence[RequestState]) -> None:
+    def sync(self, sequences: Seq[RequestState]) -> None:
         self._inner.sync(sequences)
 
-    def propose(self, sequences: Sequence[RequestState], budgets: Sequence[int]) -> list[Draft]:
+    def propose(self, sequences: Seq[RequestState], budgets: Seq[int]) -> list[Draft]:
         return [self._misreported(draft) for draft in self._inner.propose(sequences, budgets)]
 
     def _misreported(self, draft: Draft) -> Draft:

@@ -62,13 +62,29 @@ class DistributionCheck:
         return not self.rejected
 
     def visible_bias(self, histogram: str) -> float:
-        """The bias that would have been seen in whichever prompt it was."""
-        return max(test.smallest_bias for test in self.tests if test.histogram == histogram)
+        """The bias of the pooled law that would have been seen in whichever prompt it was."""
+        return max(test.smallest_bias for test in self._of(histogram))
+
+    def rare(self, histogram: str) -> float:
+        """Largest share of a prompt's answers that lie in its shared bin."""
+        return max(test.test.rare for test in self._of(histogram))
+
+    def _of(self, histogram: str) -> list[HistogramTest]:
+        return [test for test in self.tests if test.histogram == histogram]
 
 
-def draw(sampler: Sampler, question: Question, params: SamplingParams, samples: int, start: int) -> list[Answer]:
-    """``samples`` answers, long enough for the histograms; ``start`` is the number of the first one's seed."""
-    return sampler.sample([Job(question, with_fresh_seed(params, start + i), ENOUGH) for i in range(samples)])
+def draw(
+    sampler: Sampler, questions: Sequence[Question], params: SamplingParams, samples: int, start: int
+) -> list[list[Answer]]:
+    """``samples`` answers to each question, long enough for the histograms; ``start`` numbers the first seed.
+
+    Questions take turns: neighbours in a batch that answered the same one could be mixed up unseen.
+    """
+    asked = [question for _ in range(samples) for question in questions]
+    answers = sampler.sample(
+        [Job(question, with_fresh_seed(params, start + i), ENOUGH) for i, question in enumerate(asked)]
+    )
+    return [answers[i :: len(questions)] for i in range(len(questions))]
 
 
 def compare_histograms(

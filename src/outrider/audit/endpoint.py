@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import os
 import threading
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from contextlib import closing
 from dataclasses import dataclass
 from itertools import count
+from math import isfinite, sqrt
+from statistics import fmean
 from typing import Any, Final
 
 from outrider.audit.greedy import Compared, Noise, Split, compare_tokens, greedy_params
@@ -116,13 +118,16 @@ class EndpointExplainer:
         """
         if any((each.plain.logprobs is None) != (each.speculative.logprobs is None) for each in answers):
             raise RequestError("one server reports logprobs and the other does not; allow them on both, or on neither")
-        differences = [
-            abs(a[token] - b[token])
+        moved = [
+            [abs(a[token] - b[token]) for token in a.keys() & b.keys()]
             for each in answers
             for a, b in zip(*(side[: each.count] for side in _reported(each)), strict=False)
-            for token in a.keys() & b.keys()
         ]
-        return Noise(max(differences), 0.0, len(differences)) if differences else None
+        told = [moves for moves in moved if moves]
+        if not told:
+            return None
+        overall = max(sqrt(fmean(move**2 for move in moves)) for moves in told)
+        return Noise(max(map(max, told)), 0.0, overall, len(told))
 
     def margin(self, compared: Compared, split: Split) -> float | None:
         """None where either token is not among those that the plain server reported."""
@@ -148,8 +153,12 @@ class Endpoint:
         key = os.environ.get("OPENAI_API_KEY") or None
         return cls(EndpointSubject(url, url, api_key=key), Server(url, key))
 
+    @property
+    def model(self) -> str:
+        return self.subject.model
+
     def sampler(self, name: str, progress: Progress) -> EndpointSampler:
-        return EndpointSampler(self.server, self.subject.model, name, progress)
+        return EndpointSampler(self.server, self.model, name, progress)
 
     def details(self) -> Mapping[str, Any]:
         """Its URL, model, kind, and the drafts it made since it was found, where it counts them."""
@@ -174,7 +183,7 @@ def audit_endpoints(
     check = None if params.greedy else compare_laws(pair, questions, params, samples)[0]
     acceptance = speculative.details()["acceptance"]
     drafts = None if acceptance is None else DraftCount(acceptance["drafted"])
-    return AuditReport(greedy, None, None, check, None, drafts)
+    return AuditReport(greedy, distribution=check, drafts=drafts)
 
 
 def read_logprobs(reported: Any) -> list[tuple[str, Mapping[str, float]]]:
@@ -187,20 +196,19 @@ def read_logprobs(reported: Any) -> list[tuple[str, Mapping[str, float]]]:
             return []
         if reported.get("content") is not None:
             return [
-                (
-                    str(at["token"]),
-                    {str(each["token"]): float(each["logprob"]) for each in at.get("top_logprobs") or ()},
-                )
+                (str(at["token"]), _finite((each["token"], each["logprob"]) for each in at.get("top_logprobs") or ()))
                 for at in reported["content"]
             ]
         tokens = reported.get("tokens") or []
         likeliest = reported.get("top_logprobs") or [{}] * len(tokens)
-        return [
-            (str(token), {str(each): float(value) for each, value in (top or {}).items()})
-            for token, top in zip(tokens, likeliest, strict=True)
-        ]
+        return [(str(token), _finite((top or {}).items())) for token, top in zip(tokens, likeliest, strict=True)]
     except (AttributeError, KeyError, TypeError, ValueError) as error:
         raise RequestError(f"the server's logprobs cannot be read: {str(reported)[:120]}") from error
+
+
+def _finite(likeliest: Iterable[tuple[Any, Any]]) -> dict[str, float]:
+    """Tokens that are possible: some servers write -Infinity, or NaN, for those that are not."""
+    return {str(token): float(logprob) for token, logprob in likeliest if isfinite(float(logprob))}
 
 
 def _reported(compared: Compared) -> tuple[Sequence[Mapping[str, float]], Sequence[Mapping[str, float]]]:

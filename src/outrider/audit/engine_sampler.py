@@ -5,15 +5,20 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from itertools import islice
+from typing import Final
 
 from outrider.audit.samples import Answer, Job, Progress, silent
-from outrider.audit.warm import WarmRunner
 from outrider.draft.base import Drafter
 from outrider.engine.engine import Engine
 from outrider.engine.request import Request
+from outrider.engine.sequence import Sequence as EngineSequence
 from outrider.errors import RequestError
 from outrider.types import FinishReason, RoundTrace
 from outrider.verify.base import Verifier
+
+IN_LINE: Final = 64
+"""Requests that the engine holds at a time, so that it is never short of one, nor holds all of a long audit."""
 
 
 @dataclass
@@ -48,7 +53,7 @@ class _Pending:
 class EngineSampler:
     """Runs jobs through an engine that nobody else uses meanwhile; nothing of them is left in it afterwards.
 
-    ``verifier`` is applied to every sequence's accept rule, ``drafter`` to the engine's drafter while jobs run.
+    ``verifier`` gives every sequence another accept rule, ``drafter`` the engine another drafter while jobs run.
     """
 
     def __init__(
@@ -56,7 +61,7 @@ class EngineSampler:
         engine: Engine,
         name: str,
         *,
-        verifier: Callable[[Verifier], Verifier] | None = None,
+        verifier: Callable[[EngineSequence], Verifier] | None = None,
         drafter: Callable[[Drafter], Drafter] | None = None,
         progress: Progress = silent,
     ) -> None:
@@ -68,23 +73,27 @@ class EngineSampler:
 
     def sample(self, jobs: Sequence[Job]) -> list[Answer]:
         """Answers in order; ``judged`` is told. Raises RequestError for a prompt that cannot be served."""
-        with self._spoilt_drafter(), self._read_once(jobs):
-            pending: dict[str, _Pending] = {}
-            answers: dict[str, Answer] = {}
+        for job in jobs:
+            self._check(job)
+        pending: dict[str, _Pending] = {}
+        answers: dict[str, Answer] = {}
+        order: list[str] = []
+        waiting = iter(jobs)
+        with self._other_drafter():
             try:
-                for job in jobs:
-                    request = self._add(job)
-                    pending[request.id] = _Pending(request, job)
-                order = list(pending)
-                while pending:
+                while len(answers) < len(jobs):
+                    for job in islice(waiting, IN_LINE - len(pending)):
+                        request = self._add(job)
+                        pending[request.id] = _Pending(request, job)
+                        order.append(request.id)
                     answers |= self._step(pending)
-                    self._progress(self._name, len(answers), len(order))
+                    self._progress(self._name, len(answers), len(jobs))
             finally:
                 self._drop(pending)
         return [answers[request_id] for request_id in order]
 
     @contextmanager
-    def _spoilt_drafter(self) -> Iterator[None]:
+    def _other_drafter(self) -> Iterator[None]:
         true = self._engine.drafter
         if self._drafter is not None:
             self._engine.drafter = self._drafter(true)
@@ -93,31 +102,18 @@ class EngineSampler:
         finally:
             self._engine.drafter = true
 
-    @contextmanager
-    def _read_once(self, jobs: Sequence[Job]) -> Iterator[None]:
-        """A prompt that all jobs share is read once: most of the work of an answer of two tokens."""
-        if len(jobs) < 2 or len({job.question for job in jobs}) > 1:
-            yield
-            return
-        cold = self._engine.runner
-        warm = WarmRunner(cold, jobs[0].question.ids)
-        self._engine.runner = warm
+    def _check(self, job: Job) -> None:
         try:
-            yield
-        finally:
-            self._engine.runner = cold
-            warm.discard()
-
-    def _add(self, job: Job) -> Request:
-        try:
-            request_id = self._engine.add(job.question.ids, job.params, prompt=job.question.text)
+            self._engine.check(job.question.ids, job.params)
         except RequestError as error:
             raise RequestError(f"{job.question.label}: {error}") from None
-        request = self._engine.request(request_id)
+
+    def _add(self, job: Job) -> Request:
+        request = self._engine.request(self._engine.add(job.question.ids, job.params, prompt=job.question.text))
         assert request is not None, "a request that was just added"
         if self._verifier is not None:
             for sequence in request.sequences:
-                sequence.verifier = self._verifier(sequence.verifier)
+                sequence.verifier = self._verifier(sequence)
         return request
 
     def _step(self, pending: dict[str, _Pending]) -> dict[str, Answer]:

@@ -18,7 +18,10 @@ if TYPE_CHECKING:
 
 PLACES: Final = 48
 """Places of each answer that are measured: around the one where the two ways part, or from its start."""
+LIKELY: Final = 8
+"""Tokens of a place whose moves are the noise that near-ties are held against: the others cannot win."""
 
+_FAR: Final = 1e9
 _MEASURED, _NEIGHBOUR = -1, -2  # sequence ids that no engine gives out
 
 
@@ -33,20 +36,21 @@ class RunnerExplainer:
     def noise(self, answers: Sequence[Compared]) -> Noise | None:
         """Every answer alone, in rounds of ``width`` rows, and in such rounds beside the next answer."""
         measured = [each for each in answers if each.plain.tokens]
-        rows = company = 0.0
+        rows = company = overall = 0.0
         positions = 0
         for i, each in enumerate(measured):
             neighbour = measured[(i + 1) % len(measured)].question.ids
             prompt, answer = each.question.ids, _ids(each.plain.tokens)
             places = _around(each.split, len(answer))
             alone_TV = forced_logits(self._runner, prompt, answer, places, 1)
-            wide_TV = forced_logits(self._runner, prompt, answer, places, self._width)
-            rows = max(rows, _difference(alone_TV, wide_TV))
+            likely, whole = _moved(alone_TV, forced_logits(self._runner, prompt, answer, places, self._width))
+            rows, overall = max(rows, likely), max(overall, whole)
             if self._runner.max_num_seqs > 1:
                 beside_TV = forced_logits(self._runner, prompt, answer, places, self._width, neighbour)
-                company = max(company, _difference(alone_TV, beside_TV))
+                likely, whole = _moved(alone_TV, beside_TV)
+                company, overall = max(company, likely), max(overall, whole)
             positions += len(places)
-        return Noise(rows, company, positions) if measured else None
+        return Noise(rows, company, overall, positions) if measured else None
 
     def margin(self, compared: Compared, split: Split) -> float | None:
         """From the logits of plain decoding's own passes: the prompt, then token by token."""
@@ -128,8 +132,12 @@ def _around(split: Split | None, length: int) -> range:
     return range(start, min(start + PLACES, length))
 
 
-def _difference(a_TV: torch.Tensor, b_TV: torch.Tensor) -> float:
-    return float((a_TV - b_TV).abs().max())
+def _moved(a_TV: torch.Tensor, b_TV: torch.Tensor) -> tuple[float, float]:
+    """Largest move of a likely token's logit, and largest root mean square move of a place."""
+    # What is ruled out at -inf in both has not moved; what is so in one only, or is no number, has left all bounds.
+    moved_TV = (b_TV - a_TV).masked_fill(a_TV == b_TV, 0.0).abs().nan_to_num(nan=_FAR, posinf=_FAR)
+    likely_TM = a_TV.topk(min(LIKELY, a_TV.shape[-1])).indices
+    return float(moved_TV.gather(-1, likely_TM).max()), float(moved_TV.square().mean(-1).sqrt().max())
 
 
 def _ids(tokens: Tokens) -> tuple[int, ...]:

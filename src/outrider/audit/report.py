@@ -8,7 +8,9 @@ from typing import Any, Final, Protocol
 
 from outrider.audit.control import ControlCheck
 from outrider.audit.distribution import HISTOGRAMS, DistributionCheck
+from outrider.audit.draws import DrawCheck
 from outrider.audit.greedy import TokenComparison
+from outrider.audit.rows import RowCheck
 from outrider.audit.rule import RuleCheck
 
 SCHEMA: Final = "outrider.audit/1"
@@ -39,11 +41,13 @@ class AuditReport:
     """What an audit saw. None stands for a part that does not apply."""
 
     greedy: TokenComparison
-    seeded: TokenComparison | None
+    seeded: TokenComparison | None = None
     """Sampling with a seed under a rule that keeps plain decoding's tokens."""
-    rule: RuleCheck | None
-    distribution: DistributionCheck | None
-    control: ControlCheck | None
+    rows: RowCheck | None = None
+    rule: RuleCheck | None = None
+    draws: DrawCheck | None = None
+    distribution: DistributionCheck | None = None
+    control: ControlCheck | None = None
     drafts: DraftCount | None = None
 
     @property
@@ -52,7 +56,9 @@ class AuditReport:
         parts: dict[str, Part | None] = {
             "greedy": self.greedy,
             "seeded": self.seeded,
+            "rows": self.rows,
             "rule": self.rule,
+            "draws": self.draws,
             "distribution": self.distribution,
             "control": self.control,
             "drafts": self.drafts,
@@ -79,11 +85,17 @@ def report_json(report: AuditReport, settings: Mapping[str, Any]) -> dict[str, A
         "false_alarm": FALSE_ALARM,
         "greedy": _comparison_json(report.greedy),
         "seeded": None if report.seeded is None else _comparison_json(report.seeded),
-        "rule": None if report.rule is None else asdict(report.rule) | {"passed": report.rule.passed},
+        "rows": _part_json(report.rows),
+        "rule": _part_json(report.rule),
+        "draws": _part_json(report.draws),
         "distribution": None if report.distribution is None else _distribution_json(report.distribution),
-        "control": None if report.control is None else asdict(report.control),
-        "drafts": None if report.drafts is None else asdict(report.drafts),
+        "control": _part_json(report.control),
+        "drafts": _part_json(report.drafts),
     }
+
+
+def _part_json(part: RowCheck | RuleCheck | DrawCheck | ControlCheck | DraftCount | None) -> dict[str, Any] | None:
+    return None if part is None else asdict(part) | {"passed": part.passed}
 
 
 def _comparison_json(part: TokenComparison) -> dict[str, Any]:

@@ -2,17 +2,15 @@
 
 from __future__ import annotations
 
-from collections import Counter, defaultdict
+from collections import defaultdict
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Final
 
 import numpy as np
 import torch
-from scipy.stats import chi2
 
 from outrider.audit.capture import CapturedRound
-from outrider.audit.chi_square import LEAST_EXPECTED
 from outrider.audit.samples import Progress, silent
 from outrider.sampling.rng import KeyedRandomness
 from outrider.types import Draft
@@ -22,9 +20,6 @@ from outrider.verify.reference import Law, Model, Prefix, Row, exact_law, plain_
 TOLERANCE: Final = 1e-9
 KEYS: Final = 16
 """Seeds under which each round of a coupled rule is judged."""
-RACES: Final = 2
-"""Rows whose race is run often enough to see its law."""
-RACE_DRAWS: Final = 4000
 
 
 @dataclass(frozen=True)
@@ -45,23 +40,15 @@ class RuleCheck:
     """Rounds judged under one key each, where the rule shares its noise with plain decoding; 0 for other rules."""
     keyed_off: int
     """Those whose tokens were not plain decoding's own under the same key."""
-    races: tuple[float, ...]
-    """p-values of the law of the shared noise's winner against p."""
-    race_alarm: float
 
     @property
     def passed(self) -> bool:
         # Without a round there is nothing to pass.
-        return self.rounds > 0 and not self.off and not self.keyed_off and all(p >= self.race_alarm for p in self.races)
+        return self.rounds > 0 and not self.off and not self.keyed_off
 
 
-def check_rule(
-    rounds: Sequence[CapturedRound], greedy: bool, race_alarm: float, progress: Progress = silent
-) -> RuleCheck:
-    """Enumerate every round; a rule that shares noise is held to plain decoding key by key as well.
-
-    ``race_alarm``: odds of a false alarm of each of at most ``RACES`` tests.
-    """
+def check_rule(rounds: Sequence[CapturedRound], greedy: bool, progress: Progress = silent) -> RuleCheck:
+    """Enumerate every round; a rule that shares noise is held to plain decoding key by key as well."""
     gaps = []
     for i, each in enumerate(rounds):
         gaps.append(law_gap(each.verifier, each.p_TM, each.q_KM, greedy))
@@ -77,8 +64,6 @@ def check_rule(
         sum(gap > TOLERANCE for gap in gaps),
         len(keyed),
         keyed.count(False),
-        tuple(race_p_value(each.p_TM[0], place) for place, each in enumerate(shared[:RACES])),
-        race_alarm,
     )
 
 
@@ -107,21 +92,6 @@ def keyed_tokens_agree(verifier: Verifier, p_TM: Sequence[Row], key: int) -> boo
     drafted = tuple(plain[:-1]) if key % 2 else (0,) * (len(p_TM) - 1)
     verdict = verifier.judge(Draft(drafted), logp_TM, draws)
     return [*drafted[: verdict.kept], verdict.token] == plain[: verdict.kept + 1]
-
-
-def race_p_value(p_M: Row, position: int) -> float:
-    """Pearson's test of the race's winners, over ``RACE_DRAWS`` keys, against the law they should have."""
-    logp_M = torch.from_numpy(p_M).log()
-    wins = Counter(KeyedRandomness(key, True).round(position).emit(0, logp_M) for key in range(RACE_DRAWS))
-    if any(wins[token] for token in np.flatnonzero(p_M == 0).tolist()):
-        return 0.0
-    often = p_M * RACE_DRAWS >= LEAST_EXPECTED
-    observed = [*(wins[token] for token in np.flatnonzero(often).tolist()), 0]
-    expected = [*(p_M[often] * RACE_DRAWS), p_M[~often].sum() * RACE_DRAWS]
-    observed[-1] = RACE_DRAWS - sum(observed)
-    bins = [(o, e) for o, e in zip(observed, expected, strict=True) if e >= LEAST_EXPECTED]
-    statistic = sum((o - e) ** 2 / e for o, e in bins)
-    return float(chi2.sf(statistic, len(bins) - 1)) if len(bins) > 1 else 1.0
 
 
 def _by_position(rows: Sequence[Row]) -> Model:

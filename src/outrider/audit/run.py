@@ -2,22 +2,33 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
 from math import ceil
 from typing import Final
 
-from outrider.audit.capture import Capture
-from outrider.audit.control import ControlCheck, Mistake, choose_mistake
-from outrider.audit.distribution import DistributionCheck, HistogramTest, compare_histograms, count_judged, draw
+from outrider.audit.control import ControlCheck, Mistake, mistakes_for
+from outrider.audit.distribution import (
+    HISTOGRAMS,
+    DistributionCheck,
+    HistogramTest,
+    compare_histograms,
+    count_judged,
+    draw,
+)
+from outrider.audit.draws import PURPOSES, DrawWatch
 from outrider.audit.engine_sampler import EngineSampler
 from outrider.audit.greedy import TokenComparison, compare_tokens, greedy_params
 from outrider.audit.noise import RunnerExplainer
 from outrider.audit.report import FALSE_ALARM, AuditReport
-from outrider.audit.rule import RACES, RuleCheck, check_rule
+from outrider.audit.rows import check_rows
+from outrider.audit.rule import check_rule
 from outrider.audit.samples import Answer, Job, Pair, Progress, Question, silent, with_fresh_seed
+from outrider.audit.watch import Watch, Watched
 from outrider.engine.engine import Engine
+from outrider.engine.sequence import Sequence as EngineSequence
 from outrider.sampling.params import SamplingParams
+from outrider.verify.base import Verifier
 
 ROUNDS: Final = 32
 """Real rounds whose rows the rule check takes, over all prompts."""
@@ -27,7 +38,7 @@ ROWS_FROM: Final = 48
 
 def alarm_each(questions: int) -> float:
     """Odds of a false alarm of each statistical test, so that all together keep to ``FALSE_ALARM`` (Bonferroni)."""
-    return FALSE_ALARM / (2 * questions + RACES)
+    return FALSE_ALARM / (len(HISTOGRAMS) * questions + len(PURPOSES))
 
 
 @dataclass(frozen=True)
@@ -43,31 +54,41 @@ class EngineAudit:
         """Every part that applies to these parameters. Raises RequestError for a prompt that cannot be served."""
         greedy = self.tokens(questions, greedy_params(params))
         seeded = self.tokens(questions, params) if self._promises_samples(params) else None
-        rule, mistake = self.rule(questions, params)
+        watched = self.watch(questions, params)
+        exact = self.plain.runner.capabilities.deterministic_shape
+        rows = check_rows(watched, self.plain.runner, self.progress) if exact else None
+        captured = [round_ for each in watched for round_ in each.captured]
+        rule = check_rule(captured[:ROUNDS], params.greedy, self.progress)
+        report = AuditReport(greedy, seeded, rows, rule)
+        mistakes = mistakes_for(watched[0].rule, params.greedy, self.speculative.runner.vocab_size)
         if params.greedy:
-            return AuditReport(greedy, seeded, rule, None, self.greedy_control(questions, params, mistake))
-        pair = Pair(self._plain("samples, plain"), self._speculative("samples, speculative"))
+            return replace(report, control=self.greedy_control(questions, params, mistakes[0]))
+        draws = DrawWatch()
+        pair = Pair(self._plain("samples, plain"), self._speculative("samples, speculative", draws))
         laws, plain = compare_laws(pair, questions, params, samples)
-        return AuditReport(greedy, seeded, rule, laws, self.sampled_control(questions, params, plain, mistake))
+        return replace(
+            report,
+            draws=draws.check(alarm_each(len(questions))),
+            distribution=laws,
+            control=self.sampled_control(questions, params, plain, mistakes),
+        )
 
     def tokens(
         self, questions: Sequence[Question], params: SamplingParams, mistake: Mistake | None = None
     ) -> TokenComparison:
         """Token for token, at temperature 0 or where samples are promised; with a ``mistake``: spoilt."""
         name = "negative control" if mistake else "greedy" if params.greedy else "seeded"
-        pair = Pair(self._plain(f"{name}, plain"), self._speculative(f"{name}, speculative", mistake))
+        pair = Pair(self._plain(f"{name}, plain"), self._spoilt(f"{name}, speculative", mistake))
         runner = self.plain.runner
         explainer = RunnerExplainer(runner, self.plain.tokenizer, self.k + 1)
         return compare_tokens(pair, questions, params, explainer, exact=runner.capabilities.deterministic_shape)
 
-    def rule(self, questions: Sequence[Question], params: SamplingParams) -> tuple[RuleCheck, Mistake]:
-        """The accept rule on rows of real rounds, and the mistake that fits it."""
-        capture = Capture(ceil(ROUNDS / len(questions)))
-        sampler = EngineSampler(self.speculative, "real rounds", verifier=capture, progress=self.progress)
+    def watch(self, questions: Sequence[Question], params: SamplingParams) -> list[Watched]:
+        """What the accept rule is shown in real rounds of an answer to each question."""
+        watch = Watch(ceil(ROUNDS / len(questions)))
+        sampler = self._speculative("real rounds", watch)
         sampler.sample([Job(q, with_fresh_seed(params, i), ROWS_FROM) for i, q in enumerate(questions)])
-        check = check_rule(capture.rounds[:ROUNDS], params.greedy, alarm_each(len(questions)), self.progress)
-        assert capture.rule is not None, "an audit has a prompt"
-        return check, choose_mistake(capture.rule, params.greedy, self.speculative.runner.vocab_size)
+        return watch.sequences
 
     def greedy_control(self, questions: Sequence[Question], params: SamplingParams, mistake: Mistake) -> ControlCheck:
         """Whether the comparison of tokens sees the mistake."""
@@ -77,30 +98,49 @@ class EngineAudit:
         return ControlCheck(mistake.words, False, "all tokens were plain decoding's own")
 
     def sampled_control(
-        self, questions: Sequence[Question], params: SamplingParams, plain: Sequence[Sequence[Answer]], mistake: Mistake
+        self,
+        questions: Sequence[Question],
+        params: SamplingParams,
+        plain: Sequence[Sequence[Answer]],
+        mistakes: Sequence[Mistake],
     ) -> ControlCheck:
-        """The same test against the same plain answers, prompt by prompt until one of them sees the mistake."""
-        sampler = self._speculative("negative control", mistake)
+        """The same test against the same plain answers, mistake by mistake until one is seen."""
+        tried: list[str] = []
+        for mistake in mistakes:
+            tried.append(mistake.words)
+            least = self._least_likely(questions, params, plain, mistake)
+            if least.rejected:
+                break
+        by = f"{least.histogram} of {least.prompt}: p = {least.test.p_value:.1g}"
+        return ControlCheck(tried[-1], least.rejected, by, tuple(tried[:-1]))
+
+    def _least_likely(
+        self, questions: Sequence[Question], params: SamplingParams, plain: Sequence[Sequence[Answer]], mistake: Mistake
+    ) -> HistogramTest:
+        """Prompt by prompt until one shows the mistake; else the test that came closest."""
+        sampler = self._spoilt("negative control", mistake)
         tests: list[HistogramTest] = []
         for i, (question, answers) in enumerate(zip(questions, plain, strict=True)):
-            spoilt = draw(sampler, question, params, len(answers), (2 * len(questions) + i) * len(answers))
+            (spoilt,) = draw(sampler, [question], params, len(answers), (2 * len(questions) + i) * len(answers))
             tests += compare_histograms(question, answers, spoilt, alarm_each(len(questions)))
             if any(test.rejected for test in tests):
                 break
-        least = min(tests, key=lambda test: test.test.p_value)
-        return ControlCheck(
-            mistake.words, least.rejected, f"{least.histogram} of {least.prompt}: p = {least.test.p_value:.1g}"
-        )
+        return min(tests, key=lambda test: test.test.p_value)
 
     def _promises_samples(self, params: SamplingParams) -> bool:
-        return not params.greedy and self.speculative.keeps_bytes(params)
+        # Without a seed, every request gets one of its own.
+        return params.seed is not None and not params.greedy and self.speculative.keeps_bytes(params)
 
     def _plain(self, name: str) -> EngineSampler:
         return EngineSampler(self.plain, name, progress=self.progress)
 
-    def _speculative(self, name: str, mistake: Mistake | None = None) -> EngineSampler:
+    def _speculative(self, name: str, verifier: Callable[[EngineSequence], Verifier] | None = None) -> EngineSampler:
+        return EngineSampler(self.speculative, name, verifier=verifier, progress=self.progress)
+
+    def _spoilt(self, name: str, mistake: Mistake | None) -> EngineSampler:
+        """With a mistake in it, if there is one."""
         if mistake is None:
-            return EngineSampler(self.speculative, name, progress=self.progress)
+            return self._speculative(name)
         return EngineSampler(
             self.speculative, name, drafter=mistake.drafter, verifier=mistake.verifier, progress=self.progress
         )
@@ -110,13 +150,13 @@ def compare_laws(
     pair: Pair, questions: Sequence[Question], params: SamplingParams, samples: int
 ) -> tuple[DistributionCheck, list[list[Answer]]]:
     """The end-to-end test of every prompt, and the plain answers it used."""
-    tests: list[HistogramTest] = []
-    plain_answers, speculative_answers = [], []
-    for i, question in enumerate(questions):
-        # Seeds are never shared between the sides: under a rule that shares noise they would be one sample twice.
-        plain = draw(pair.plain, question, params, samples, 2 * i * samples)
-        speculative = draw(pair.speculative, question, params, samples, (2 * i + 1) * samples)
-        tests += compare_histograms(question, plain, speculative, alarm_each(len(questions)))
-        plain_answers.append(plain)
-        speculative_answers += speculative
-    return DistributionCheck(tuple(tests), samples, count_judged(speculative_answers)), plain_answers
+    # Seeds are never shared between the sides: under a rule that shares noise they would be one sample twice.
+    plain = draw(pair.plain, questions, params, samples, 0)
+    speculative = draw(pair.speculative, questions, params, samples, samples * len(questions))
+    tests = [
+        test
+        for question, ours, theirs in zip(questions, plain, speculative, strict=True)
+        for test in compare_histograms(question, ours, theirs, alarm_each(len(questions)))
+    ]
+    judged = count_judged([answer for answers in speculative for answer in answers])
+    return DistributionCheck(tuple(tests), samples, judged), plain

@@ -6,8 +6,10 @@ from collections.abc import Iterator
 
 from outrider.audit.control import ControlCheck
 from outrider.audit.distribution import HISTOGRAMS, DistributionCheck
+from outrider.audit.draws import DrawCheck
 from outrider.audit.greedy import Divergence, TokenComparison
 from outrider.audit.report import FALSE_ALARM, AuditReport
+from outrider.audit.rows import RowCheck
 from outrider.audit.rule import RuleCheck
 
 _FIRST, _BOTH = HISTOGRAMS
@@ -29,8 +31,12 @@ def paragraph(report: AuditReport) -> str:
     said = [verdict, _greedy_words(report.greedy)]
     if report.seeded is not None:
         said.append(_seeded_words(report.seeded))
+    if report.rows is not None:
+        said.append(_row_words(report.rows))
     if report.rule is not None:
         said.append(_rule_words(report.rule))
+    if report.draws is not None:
+        said.append(_draw_words(report.draws))
     if report.distribution is not None:
         said.append(_distribution_words(report.distribution))
     said.append(_control_words(report.control))
@@ -43,7 +49,9 @@ def paragraph(report: AuditReport) -> str:
 _NAMES = {
     "greedy": "greedy tokens",
     "seeded": "seeded tokens",
+    "rows": "target rows",
     "rule": "rule check",
+    "draws": "random draws",
     "distribution": "end to end",
     "control": "negative control",
     "drafts": "drafts",
@@ -54,8 +62,12 @@ def _rows(report: AuditReport) -> Iterator[tuple[str, str, str]]:
     for name, part in (("greedy", report.greedy), ("seeded", report.seeded)):
         if part is not None:
             yield _NAMES[name], _comparison_result(part), _comparison_seen(part)
+    if report.rows is not None:
+        yield _NAMES["rows"], "equal" if report.rows.passed else "FAULT", _rows_seen(report.rows)
     if report.rule is not None:
         yield _NAMES["rule"], "exact" if report.rule.passed else "FAULT", _rule_seen(report.rule)
+    if report.draws is not None:
+        yield _NAMES["draws"], "fair" if report.draws.passed else "BIASED", _draws_seen(report.draws)
     if report.distribution is not None:
         result = "same law" if report.distribution.passed else "BIASED"
         yield _NAMES["distribution"], result, _distribution_seen(report.distribution)
@@ -102,6 +114,14 @@ def _token(token: int | str | None, text: str) -> str:
     return "nothing" if token is None else f"{text!r} ({token})" if text != token else repr(token)
 
 
+def _rows_seen(check: RowCheck) -> str:
+    return f"{check.rows - check.off}/{check.rows} rows shown to the accept rule have plain decoding's own bits"
+
+
+def _draws_seen(check: DrawCheck) -> str:
+    return "; ".join(f"{test.count} {purpose}, p = {test.p_value:.2g}" for purpose, test in check.tests.items())
+
+
 def _rule_seen(rule: RuleCheck) -> str:
     if not rule.rounds:
         return "no draft was judged, so there was nothing to check: use prompts whose answers repeat their words"
@@ -110,7 +130,6 @@ def _rule_seen(rule: RuleCheck) -> str:
         seen += f", {rule.off} beyond rounding error"
     if rule.keyed:
         seen += f"; {rule.keyed - rule.keyed_off}/{rule.keyed} keyed rounds say what plain decoding says"
-        seen += f"; law of the noise: smallest p = {min(rule.races):.2g}"
     return seen
 
 
@@ -136,8 +155,9 @@ def _greedy_words(part: TokenComparison) -> str:
             f"{len(part.divergences) - faults} at near-ties, which rounding explains, and {faults} as faults"
         )
     if part.exact and part.noise is not None:
-        kept = "kept" if part.noise.largest == 0 else "BROKEN"
-        words += f"; the model's promise of the same bits in any company was {kept}"
+        words += f"; the model's promise of the same bits in any company was {'kept' if part.sound else 'BROKEN'}"
+    elif not part.sound:
+        words += "; the same tokens read another way gave logits further apart than rounding explains"
     return words + "."
 
 
@@ -145,6 +165,19 @@ def _seeded_words(part: TokenComparison) -> str:
     if part.divergences:
         return f"With the seed, {len(part.divergences)} of {part.prompts} answers were not plain decoding's own."
     return f"With the seed, all {part.prompts} sampled answers were plain decoding's own, token for token."
+
+
+def _row_words(check: RowCheck) -> str:
+    if not check.passed:
+        return f"Of {check.rows} target rows that the accept rule was shown, {check.off} were not plain decoding's."
+    return f"All {check.rows} target rows that the accept rule was shown were plain decoding's own, to the bit."
+
+
+def _draw_words(check: DrawCheck) -> str:
+    if not check.passed:
+        return f"Not drawn with the odds they should have: {', '.join(check.rejected)}."
+    total = sum(test.count for test in check.tests.values())
+    return f"The {total} random draws behind the sampled tokens had the odds they should have."
 
 
 def _rule_words(rule: RuleCheck) -> str:
@@ -163,28 +196,37 @@ def _rule_words(rule: RuleCheck) -> str:
 def _distribution_words(check: DistributionCheck) -> str:
     if not check.passed:
         return f"End to end, {len(check.rejected)} of {len(check.tests)} histograms are not plain decoding's."
-    return (
+    words = (
         f"End to end, a bias of {check.visible_bias(_FIRST):.0%} of the probability of a first token, or "
-        f"{check.visible_bias(_BOTH):.0%} of the first two, would have been seen with 95 % power, and none was."
+        f"{check.visible_bias(_BOTH):.0%} of the first two, would have been seen with 95 % power, and none was"
     )
+    if check.rare(_BOTH):
+        words += (
+            f"; rare outcomes count as one, up to {check.rare(_FIRST):.0%} of the first tokens of a prompt and "
+            f"{check.rare(_BOTH):.0%} of the pairs, and biases among themselves are not seen"
+        )
+    return words + "."
 
 
 def _control_words(control: ControlCheck | None) -> str:
     if control is None:
         return "No deliberate mistake could be planted in a server, so that the tests can fail was not shown here."
     if control.caught:
-        return f"A deliberate mistake ({control.mistake}) was caught."
+        small = f"; a smaller one ({', '.join(control.unseen)}) was not: here it changes too little" * bool(
+            control.unseen
+        )
+        return f"A deliberate mistake ({control.mistake}) was caught{small}."
     return (
         f"A deliberate mistake ({control.mistake}) was NOT seen by the same test, so a pass means little: take more "
-        "--samples, or prompts whose answers repeat their words, so that drafts are made."
+        "--samples, or prompts whose answers repeat their words from the first token on, so that drafts are made."
     )
 
 
 def _not_shown(report: AuditReport) -> str:
     unseen = "other prompts and settings"
-    if report.distribution is not None:
-        unseen = f"smaller biases, differences among rare tokens, anything after the second token, {unseen}"
-    words = f"Not shown: {unseen}."
-    if report.distribution is not None:
-        words += f" A faultless engine fails this audit with odds of at most {FALSE_ALARM:.2g}."
-    return words
+    if report.distribution is None:
+        return f"Not shown: {unseen}."
+    return (
+        f"Not shown: smaller biases, differences among rare outcomes, sampled tokens after the second, {unseen}. "
+        f"Chance alone makes the tests fail a faultless engine with odds of at most {FALSE_ALARM:.2g}."
+    )

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import sys
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Annotated, Any
@@ -21,6 +22,7 @@ if TYPE_CHECKING:
     from outrider.sampling.params import SamplingParams
 
 _LEAST_SAMPLES = 100
+_LEAST_TOKENS = 2
 _IN_PROCESS = ("model", "speculative_config", "dtype", "quantization", "max_model_len", "trust_remote_code")
 
 
@@ -57,7 +59,7 @@ def audit(
     params = SamplingParams(
         temperature=temperature, top_p=top_p, top_k=top_k, min_p=min_p, seed=seed, max_tokens=max_tokens
     )
-    _check(limit, samples)
+    _check(limit, samples, max_tokens)
     if endpoint is not None or plain_endpoint is not None:
         urls = _both(context, endpoint, plain_endpoint)
         report, settings = _audit_endpoints(*urls, _tasks(prompts, limit), params, samples)
@@ -80,11 +82,13 @@ def audit(
 # --- what is asked ------------------------------------------------------------------------------------------
 
 
-def _check(limit: int, samples: int) -> None:
+def _check(limit: int, samples: int, max_tokens: int) -> None:
     if limit < 1:
         raise ConfigError(f"--limit {limit} must be 1 or more")
     if samples < _LEAST_SAMPLES:
         raise ConfigError(f"--samples {samples} must be {_LEAST_SAMPLES} or more: fewer show nothing")
+    if max_tokens < _LEAST_TOKENS:
+        raise ConfigError(f"--max-tokens {max_tokens} must be {_LEAST_TOKENS} or more: a last token is never drafted")
 
 
 def _both(context: typer.Context, endpoint: str | None, plain_endpoint: str | None) -> tuple[str, str]:
@@ -144,6 +148,12 @@ def _audit_endpoints(
     from outrider.audit.samples import Question
 
     speculative, plain = Endpoint.find(endpoint), Endpoint.find(plain_endpoint)
+    if speculative.model != plain.model:
+        print(
+            f"outrider: {endpoint} answers as {speculative.model!r} and {plain_endpoint} as {plain.model!r}; "
+            "an audit is of one model",
+            file=sys.stderr,
+        )
     questions = [Question(task.id, task.prompt) for task in tasks]
     with _progress() as progress:
         report = audit_endpoints(plain, speculative, questions, params, samples, progress)
