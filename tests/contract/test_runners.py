@@ -43,13 +43,13 @@ class _KeepsOldText(ToyRunner):
 
 
 class _GrowsOnFailure(ToyRunner):
-    def score(self, feeds, hidden=False):  # type: ignore[no-untyped-def]
+    def score(self, feeds, hidden=False, layers=()):  # type: ignore[no-untyped-def]
         for feed in feeds:
             self._length[feed.sequence_id] += len(feed.tokens)
             if max(feed.tokens) >= self.vocab_size:
                 raise IndexError
             self._length[feed.sequence_id] -= len(feed.tokens)
-        return super().score(feeds, hidden)
+        return super().score(feeds, hidden, layers)
 
 
 class _LeaksBetweenRows(ToyRunner):

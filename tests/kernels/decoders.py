@@ -79,7 +79,7 @@ class Out:
 
     logits_MV: Floats
     hidden_MD: Floats
-    states_LMD: Floats
+    states_LND: Floats
 
 
 @dataclass
@@ -107,7 +107,7 @@ class Subject:
         """One packed forward; all rows are wanted unless told otherwise."""
         arrays = step_arrays(self.shape, feeds, wanted, layers)
         self.decoder.step(**arrays)
-        return Out(arrays["logits_MV"], arrays["hidden_MD"], arrays["states_LMD"])
+        return Out(arrays["logits_MV"], arrays["hidden_MD"], arrays["states_LND"])
 
     def feed(self, slot: int, start: int, tokens: Sequence[int], parents: Sequence[int] | None = None) -> Floats:
         """Logits of one feed, all rows."""
@@ -147,7 +147,7 @@ def step_arrays(
         "logits_MV": np.full((len(wanted_M), shape.vocab), np.nan, np.float32),
         "hidden_MD": np.full((len(wanted_M), shape.hidden), np.nan, np.float32),
         "layers_L": ints(layers),
-        "states_LMD": np.full((len(layers), len(wanted_M), shape.hidden), np.nan, np.float32),
+        "states_LND": np.full((len(layers), len(tokens), shape.hidden), np.nan, np.float32),
     }
     if any(each.parents is not None for each in feeds):
         chains = [range(-1, len(each.tokens) - 1) if each.parents is None else each.parents for each in feeds]

@@ -146,7 +146,7 @@ class Decoder:
         *,
         hidden_MD: Float32 | None = None,
         layers_L: Int32 | None = None,
-        states_LMD: Float32 | None = None,
+        states_LND: Float32 | None = None,
         parents_N: Int32 | None = None,
     ) -> None:
         """One packed forward, everything checked before anything is written."""
@@ -157,10 +157,10 @@ class Decoder:
         checked(logits_MV, "logits", np.float32, count, self.vocab, writeable=True)
         if hidden_MD is not None:
             checked(hidden_MD, "hidden", np.float32, count, self.hidden, writeable=True)
-        require((layers_L is None) == (states_LMD is None), "layers and states go together")
+        require((layers_L is None) == (states_LND is None), "layers and states go together")
         if layers_L is not None:
             in_range(checked(layers_L, "layers", np.int32, None), 0, self.num_layers + 1, "layers")
-            checked(states_LMD, "states", np.float32, len(layers_L), count, self.hidden, writeable=True)
+            checked(states_LND, "states", np.float32, len(layers_L), len(rows), self.hidden, writeable=True)
 
         streams = self._forward(tokens_N, rows)
         normed_MD = _norm(streams[-1][wanted_M], self.norm_D, self.eps)
@@ -168,9 +168,9 @@ class Decoder:
             logits_MV[:] = self.head.product(normed_MD)
             if hidden_MD is not None:
                 hidden_MD[:] = normed_MD
-            if layers_L is not None and states_LMD is not None:
+            if layers_L is not None and states_LND is not None:
                 for i, after in enumerate(layers_L):
-                    states_LMD[i] = streams[after][wanted_M]
+                    states_LND[i] = streams[after]
         for slot, start, rows_fed in zip(slots_F, starts_F, counts_F, strict=True):
             self.written[slot] = int(start + rows_fed)
 

@@ -126,11 +126,11 @@ def test_wanted_rows_and_states(level: str, name: str) -> None:
         some = subject.step(Feed(0, 0, tokens), wanted=wanted, layers=layers)
         assert same_bits(some.logits_MV, full.logits_MV[wanted])
         assert same_bits(some.hidden_MD, full.hidden_MD[wanted])
-        assert same_bits(some.states_LMD, full.states_LMD[:, wanted])
+        assert same_bits(some.states_LND, full.states_LND)
     for start in range(0, LENGTH, 9):
         part = subject.step(Feed(1, start, tokens[start : start + 9]), layers=layers)
         assert same_bits(part.hidden_MD, full.hidden_MD[start : start + 9])
-        assert same_bits(part.states_LMD, full.states_LMD[:, start : start + 9])
+        assert same_bits(part.states_LND, full.states_LND[:, start : start + 9])
 
 
 @at_all_levels

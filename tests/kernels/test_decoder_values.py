@@ -32,7 +32,7 @@ TOLERANCE = {"float32": 2e-5, "bfloat16": 0.02, "int8": 0.06}
 
 def assert_near(got: Out, want: Out, tolerance: float) -> None:
     """Logits, hidden states and layers' states, each relative to its size; root mean square and worst entry."""
-    for name in ("logits_MV", "hidden_MD", "states_LMD"):
+    for name in ("logits_MV", "hidden_MD", "states_LND"):
         ours: NDArray[np.float32] = getattr(got, name)
         theirs: NDArray[np.float32] = getattr(want, name)
         assert ours.shape == theirs.shape
@@ -146,8 +146,8 @@ def test_results_go_only_where_they_were_asked(level: str) -> None:
     ints = [np.array(values, np.int32) for values in (tokens, [1], [0], [9], [8, 2])]
     subject.decoder.step(*ints, logits)
     assert np.array_equal(logits, full.logits_MV[[8, 2]])
-    assert np.array_equal(full.states_LMD[0], full.states_LMD[2])
-    assert not np.array_equal(full.states_LMD[0], full.states_LMD[1])
+    assert np.array_equal(full.states_LND[0], full.states_LND[2])
+    assert not np.array_equal(full.states_LND[0], full.states_LND[1])
     prefill = subject.step(Feed(1, 9, tokens), wanted=[], layers=[1])
     assert prefill.logits_MV.shape == (0, GEMMA.vocab)
     assert subject.step(Feed(1, 9, tokens), wanted=[4, 4]).logits_MV.shape == (2, GEMMA.vocab)

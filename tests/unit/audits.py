@@ -51,8 +51,8 @@ class WrongCommit(ToyRunner):
     def length(self, sequence_id: int) -> int:
         return self._told.get(sequence_id, super().length(sequence_id))
 
-    def score(self, feeds: Sequence[Feed], hidden: bool = False) -> Scores:
-        scores = super().score(feeds, hidden)
+    def score(self, feeds: Sequence[Feed], hidden: bool = False, layers: Sequence[int] = ()) -> Scores:
+        scores = super().score(feeds, hidden, layers)
         for feed in feeds:
             if feed.sequence_id in self._told:
                 self._told[feed.sequence_id] += len(feed.tokens)

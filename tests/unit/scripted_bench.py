@@ -79,9 +79,9 @@ def toy_llm(models: FakeModels, clock: FakeClock, seconds: PassSeconds = pass_se
     """Plain for k = 0; else every round drafts k tokens, as many of them right as the prompt's first digit says."""
 
     class ClockedRunner(ToyRunner):
-        def score(self, feeds: Sequence[Feed], hidden: bool = False) -> Scores:
+        def score(self, feeds: Sequence[Feed], hidden: bool = False, layers: Sequence[int] = ()) -> Scores:
             clock.now += seconds(feeds)
-            return super().score(feeds, hidden)
+            return super().score(feeds, hidden, layers)
 
     models.runner_class = ClockedRunner
     llm = LLM("toy", speculative_config=None)

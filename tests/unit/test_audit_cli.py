@@ -149,10 +149,10 @@ def test_a_model_that_drafts_nothing_is_refused(capsys: Captured) -> None:
 @pytest.mark.parametrize("passes", [1, 30, 200])
 def test_an_interrupt_is_exit_code_130_and_prints_no_result(models: FakeModels, capsys: Captured, passes: int) -> None:
     class Interrupted(ToyRunner):
-        def score(self, feeds: Sequence[Feed], hidden: bool = False) -> Scores:
+        def score(self, feeds: Sequence[Feed], hidden: bool = False, layers: Sequence[int] = ()) -> Scores:
             if len(self.calls) == passes:
                 raise KeyboardInterrupt
-            return super().score(feeds, hidden)
+            return super().score(feeds, hidden, layers)
 
     models.runner_class = Interrupted
     assert run([*TOY, "--json"]) == 130

@@ -235,11 +235,11 @@ def test_an_interrupt_leaves_nothing_behind_in_whatever_part() -> None:
     class Interrupted(ToyRunner):
         left = 0
 
-        def score(self, feeds: Sequence[Feed], hidden: bool = False) -> Scores:
+        def score(self, feeds: Sequence[Feed], hidden: bool = False, layers: Sequence[int] = ()) -> Scores:
             self.left -= 1
             if self.left == 0:
                 raise KeyboardInterrupt
-            return super().score(feeds, hidden)
+            return super().score(feeds, hidden, layers)
 
     runner = Interrupted(MODEL, 4, 64)
     plain, speculative = make_engine(runner=runner), make_engine(RandomDrafter(VOCAB), K, runner=runner, rule="block")

@@ -128,8 +128,8 @@ def test_noise_that_closes_a_gap_is_a_near_tie() -> None:
 
 def test_noise_of_company_alone_is_measured_too() -> None:
     class Crowded(ToyRunner):
-        def score(self, feeds: Sequence[Feed], hidden: bool = False) -> Scores:
-            scores = super().score(feeds, hidden)
+        def score(self, feeds: Sequence[Feed], hidden: bool = False, layers: Sequence[int] = ()) -> Scores:
+            scores = super().score(feeds, hidden, layers)
             return Scores(tuple(rows + 0.25 * (len(feeds) - 1) for rows in scores.logits))
 
     compare = [Compared(question, Answer((1,)), Answer((1,))) for question in QUESTIONS[:2]]

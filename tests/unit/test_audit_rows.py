@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 import pytest
 import torch
@@ -79,8 +79,8 @@ def test_a_cache_that_is_off_by_one_is_caught(off: int) -> None:
 
 def test_rows_of_a_neighbour_are_caught() -> None:
     class Mixed(ToyRunner):
-        def score(self, feeds: list[Feed], hidden: bool = False) -> Scores:  # type: ignore[override]
-            first, *others = super().score(feeds, hidden).logits
+        def score(self, feeds: list[Feed], hidden: bool = False, layers: Sequence[int] = ()) -> Scores:  # type: ignore[override]
+            first, *others = super().score(feeds, hidden, layers).logits
             like_first = [first if rows.shape == first.shape and len(rows) > 1 else rows for rows in others]
             return Scores((first, *like_first))
 

@@ -230,8 +230,8 @@ def test_a_request_that_the_interrupt_kept_from_our_notes_is_dropped_too(
 
 def test_an_answer_without_numbers_is_an_error(models: FakeModels, clock: FakeClock) -> None:
     class BrokenRunner(ToyRunner):
-        def score(self, feeds: Sequence[Feed], hidden: bool = False) -> Scores:
-            scores = super().score(feeds, hidden)
+        def score(self, feeds: Sequence[Feed], hidden: bool = False, layers: Sequence[int] = ()) -> Scores:
+            scores = super().score(feeds, hidden, layers)
             broken = len(self.calls) == 3
             return Scores(tuple(torch.full_like(each, torch.nan) if broken else each for each in scores.logits))
 

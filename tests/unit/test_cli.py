@@ -188,7 +188,7 @@ def test_missing_prompt(capsys: Captured) -> None:
 
 
 class _Interrupted(ToyRunner):
-    def score(self, feeds: list[Feed], hidden: bool = False) -> Scores:  # type: ignore[override]
+    def score(self, feeds: list[Feed], hidden: bool = False, layers: Sequence[int] = ()) -> Scores:  # type: ignore[override]
         raise KeyboardInterrupt
 
 
@@ -278,10 +278,10 @@ def test_a_reader_that_leaves_early_is_no_error() -> None:
 
 
 class _BrokenRunner(ToyRunner):
-    def score(self, feeds: Sequence[Feed], hidden: bool = False) -> Scores:
+    def score(self, feeds: Sequence[Feed], hidden: bool = False, layers: Sequence[int] = ()) -> Scores:
         from outrider.models.base import Scores
 
-        return Scores(tuple(logits * float("nan") for logits in super().score(feeds, hidden).logits))
+        return Scores(tuple(logits * float("nan") for logits in super().score(feeds, hidden, layers).logits))
 
 
 @pytest.mark.parametrize("options", [[], ["--json"], ["--compare"]])

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
@@ -177,8 +178,8 @@ class _Interrupting(ToyRunner):
 
     interrupt_on = 0
 
-    def score(self, feeds: list[Feed], hidden: bool = False) -> Scores:  # type: ignore[override]
-        scores = super().score(feeds, hidden)
+    def score(self, feeds: list[Feed], hidden: bool = False, layers: Sequence[int] = ()) -> Scores:  # type: ignore[override]
+        scores = super().score(feeds, hidden, layers)
         if len(self.calls) == self.interrupt_on:
             raise KeyboardInterrupt
         return scores

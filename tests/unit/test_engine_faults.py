@@ -126,8 +126,8 @@ def test_an_interrupt_after_the_append_ends_what_has_ended(monkeypatch: pytest.M
 class _Poisoned(ToyRunner):
     """Gives NaN for the sequence of id 1 from its third answer token on."""
 
-    def score(self, feeds: Sequence[Feed], hidden: bool = False) -> Scores:
-        scores = super().score(feeds, hidden)
+    def score(self, feeds: Sequence[Feed], hidden: bool = False, layers: Sequence[int] = ()) -> Scores:
+        scores = super().score(feeds, hidden, layers)
         rows = [
             torch.full_like(logits, torch.nan) if feed.sequence_id == 1 and self.length(1) > 4 else logits
             for feed, logits in zip(feeds, scores.logits, strict=True)

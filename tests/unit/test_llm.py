@@ -168,8 +168,8 @@ def test_a_stream_gets_its_last_chunk_even_if_another_call_finished_it() -> None
 class _Interrupted(ToyRunner):
     interrupt_on = 3
 
-    def score(self, feeds: Sequence[Feed], hidden: bool = False) -> Scores:
-        scores = super().score(feeds, hidden)
+    def score(self, feeds: Sequence[Feed], hidden: bool = False, layers: Sequence[int] = ()) -> Scores:
+        scores = super().score(feeds, hidden, layers)
         if len(self.calls) == self.interrupt_on:
             raise KeyboardInterrupt
         return scores

@@ -42,13 +42,20 @@ class Recording:
         self.closed.append(slot)
 
     def run(
-        self, tokens: Sequence[int], spans: Sequence[Span], wanted: Sequence[int], hidden: bool
-    ) -> tuple[torch.Tensor, torch.Tensor | None]:
+        self,
+        tokens: Sequence[int],
+        spans: Sequence[Span],
+        wanted: Sequence[int],
+        hidden: bool,
+        layers: Sequence[int] = (),
+    ) -> tuple[torch.Tensor, torch.Tensor | None, torch.Tensor | None]:
         if self.broken:
             raise ValueError("broken")
         self.calls.append((list(tokens), list(spans), list(wanted)))
         rows_M1 = torch.tensor(wanted, dtype=torch.float32).reshape(-1, 1)
-        return rows_M1.expand(-1, VOCAB), -rows_M1 if hidden else None
+        rows_N1 = torch.arange(len(tokens), dtype=torch.float32).reshape(-1, 1)
+        states = torch.stack([rows_N1 + 100 * layer for layer in layers]) if layers else None
+        return rows_M1.expand(-1, VOCAB), -rows_M1 if hidden else None, states
 
 
 def make() -> tuple[DecoderRunner, Recording]:
@@ -61,7 +68,7 @@ def test_feeds_are_packed_by_size_and_answered_in_their_own_order() -> None:
     for sequence_id in (7, 8, 9):
         runner.open(sequence_id)
     feeds = [Feed(9, (1, 2, 3), 2), Feed(8, (4,), 1), Feed(7, (5,), 0)]
-    scores = runner.score(feeds, hidden=True)
+    scores = runner.score(feeds, hidden=True, layers=(2, 0))
     ((tokens, spans, wanted),) = forward.calls
     assert tokens == [5, 4, 1, 2, 3]
     assert spans == [Span(0, 0, 0, 1), Span(1, 1, 0, 1), Span(2, 2, 0, 3)]
@@ -69,6 +76,10 @@ def test_feeds_are_packed_by_size_and_answered_in_their_own_order() -> None:
     assert [rows[:, 0].tolist() for rows in scores.logits] == [[3, 4], [1], []]
     assert scores.hidden is not None
     assert [rows[:, 0].tolist() for rows in scores.hidden] == [[-3, -4], [-1], []]
+    # Of every token fed, wanted or not, in the order in which layers were asked for.
+    assert scores.states is not None
+    expected = [[[202, 203, 204], [2, 3, 4]], [[201], [1]], [[200], [0]]]
+    assert [states[..., 0].tolist() for states in scores.states] == expected
     runner.score([Feed(9, (6,), 1)])
     assert forward.calls[-1] == ([6], [Span(0, 2, 3, 1)], [0])
 
@@ -127,11 +138,19 @@ class FakeDecoder:
         self.opened.remove(slot)
         self.erased.append(slot)
 
-    def step(self, *arrays: np.ndarray, hidden_MD: np.ndarray | None = None) -> None:
-        self.steps.append((*arrays, hidden_MD))
+    def step(
+        self,
+        *arrays: np.ndarray,
+        hidden_MD: np.ndarray | None,
+        layers_L: np.ndarray | None,
+        states_LND: np.ndarray | None,
+    ) -> None:
+        self.steps.append((*arrays, hidden_MD, layers_L, states_LND))
         arrays[-1][:] = 5
         if hidden_MD is not None:
             hidden_MD[:] = 7
+        if states_LND is not None:
+            states_LND[:] = 9
 
 
 def native_forward(config: DecoderConfig = GEMMA, dtype: torch.dtype = torch.bfloat16) -> tuple[Any, FakeDecoder]:
@@ -174,15 +193,22 @@ def test_a_model_without_windows_has_window_0() -> None:
 @pytest.mark.parametrize("wanted", [[], [0, 4]])
 def test_a_step_is_arrays_of_the_right_kinds(wanted: list[int], hidden: bool) -> None:
     forward, decoder = native_forward()
-    logits_MV, states_MD = forward.run([1, 2, 3, 4, 5], [Span(0, 1, 7, 2), Span(2, 0, 0, 3)], wanted, hidden)
-    *integers, logits, states = decoder.steps[0]
+    spans, layers = [Span(0, 1, 7, 2), Span(2, 0, 0, 3)], (4, 0) if hidden else ()
+    logits_MV, hidden_MD, states_LND = forward.run([1, 2, 3, 4, 5], spans, wanted, hidden, layers)
+    *integers, logits, given, asked, states = decoder.steps[0]
     assert [array.tolist() for array in integers] == [[1, 2, 3, 4, 5], [1, 0], [7, 0], [2, 3], wanted]
     assert all(array.dtype == np.int32 and array.flags.c_contiguous for array in integers)
     assert logits.dtype == np.float32
     assert (logits_MV.shape, logits_MV.dtype) == ((len(wanted), VOCAB), torch.float32)
-    assert (states_MD is not None) == (states is not None) == hidden
+    for array, made in ((given, hidden_MD), (states, states_LND), (asked, states_LND)):
+        assert (array is not None) == (made is not None) == hidden
     assert bool((logits_MV == 5).all())
-    assert states_MD is None or (states_MD.shape == (len(wanted), 64) and bool((states_MD == 7).all()))
+    assert hidden_MD is None or (hidden_MD.shape == (len(wanted), 64) and bool((hidden_MD == 7).all()))
+    if hidden:
+        assert (asked.tolist(), asked.dtype) == ([4, 0], np.int32)
+        assert states_LND is not None
+        assert (states_LND.shape, states_LND.dtype) == ((2, 5, 64), torch.float32)
+        assert bool((states_LND == 9).all())
 
 
 def test_a_slot_that_an_interrupt_left_open_serves_its_next_owner() -> None:

@@ -146,12 +146,12 @@ class Decoder:
         *,
         hidden_MD: NDArray[np.float32] | None = None,
         layers_L: NDArray[np.int32] | None = None,
-        states_LMD: NDArray[np.float32] | None = None,
+        states_LND: NDArray[np.float32] | None = None,
         parents_N: NDArray[np.int32] | None = None,
     ) -> None:
         """One packed forward of F feeds, N rows in all; feed f appends ``counts[f]`` rows at position ``starts[f]`` of
         its slot (at most the rows written so far). Logits, and final normed hidden states, of the wanted packed rows;
-        ``states``: the residual stream after ``layers`` layers (0: the embeddings) of the wanted rows.
+        ``states``: the residual stream after ``layers`` layers (0: the embeddings) of every packed row.
         ``parents``: within its feed, the row that each row follows (-1: the committed tokens), smaller than itself;
         a row sees the committed tokens, its ancestors and itself, and its position is its depth. Default: a chain.
         """

@@ -25,10 +25,12 @@ class Feed:
 
 @dataclass(frozen=True)
 class Scores:
-    """One entry per feed: raw logits ``(rows, vocab)`` and, when asked for, final hidden states ``(rows, width)``."""
+    """One entry per feed: raw logits ``(rows, vocab)`` and, when asked for, final hidden states ``(rows, width)`` and
+    the residual stream at chosen depths ``(layers, tokens, width)``, of every token fed."""
 
     logits: tuple[torch.Tensor, ...]
     hidden: tuple[torch.Tensor, ...] | None = None
+    states: tuple[torch.Tensor, ...] | None = None
 
 
 @dataclass(frozen=True)
@@ -37,6 +39,8 @@ class Capabilities:
 
     rollback: Literal["truncate", "none"] = "truncate"
     hidden_states: bool = False
+    layer_states: bool = False
+    """``score`` gives the residual stream after chosen layers."""
     deterministic_shape: bool = False
     """A row's bits depend on its own sequence only: not on rows, padding or batch neighbours beside it."""
 
@@ -70,8 +74,11 @@ class TargetRunner(Protocol):
         """Tokens whose KV the slot holds."""
         ...
 
-    def score(self, feeds: Sequence[Feed], hidden: bool = False) -> Scores:
+    def score(self, feeds: Sequence[Feed], hidden: bool = False, layers: Sequence[int] = ()) -> Scores:
         """Run every feed in one packed forward; each slot grows by its feed's tokens.
+
+        ``layers``: states after so many layers (0: the embeddings) come with the scores, where
+        ``capabilities.layer_states`` says that they can.
 
         If it raises, lengths are as before the call.
         """

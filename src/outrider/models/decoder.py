@@ -31,7 +31,9 @@ class DecoderRunner:
     ) -> None:
         self.config, self.forward = config, forward
         self._name, self._max_num_seqs = name, max_num_seqs
-        self._capabilities = Capabilities("truncate", hidden_states=True, deterministic_shape=forward.deterministic)
+        self._capabilities = Capabilities(
+            "truncate", hidden_states=True, layer_states=True, deterministic_shape=forward.deterministic
+        )
         self._slots = KVSlots(max_num_seqs, max_model_len)
 
     @classmethod
@@ -100,20 +102,26 @@ class DecoderRunner:
         """Set the slot's length, absolute and idempotent. ValueError beyond what was fed."""
         self._slots.commit(sequence_id, length)
 
-    def score(self, feeds: Sequence[Feed], hidden: bool = False) -> Scores:
+    def score(self, feeds: Sequence[Feed], hidden: bool = False, layers: Sequence[int] = ()) -> Scores:
         """Run every feed in one packed forward; if it raises, lengths are as before."""
+        assert all(0 <= layer <= self.config.num_layers for layer in layers), "states of layers that are not there"
         if not feeds:
-            return Scores((), () if hidden else None)
+            return Scores((), () if hidden else None, () if layers else None)
         # Packed by size, then slot: sequences that share an attention product lie side by side.
         order = sorted(range(len(feeds)), key=lambda i: (len(feeds[i].tokens), self._slots.index(feeds[i].sequence_id)))
         packed = [feeds[i] for i in order]
         spans = self._spans(packed)
         tokens = [token for feed in packed for token in feed.tokens]
         wanted = [row for span, feed in zip(spans, packed, strict=True) for row in _last_rows(span, feed.rows)]
-        logits_MV, states_MD = self.forward.run(tokens, spans, wanted, hidden)
+        logits_MV, hidden_MD, states_LND = self.forward.run(tokens, spans, wanted, hidden, layers)
         for feed in packed:
             self._slots.grow(feed.sequence_id, len(feed.tokens))
-        return Scores(_cut(logits_MV, packed, order), None if states_MD is None else _cut(states_MD, packed, order))
+        wanted_rows, all_rows = [feed.rows for feed in packed], [len(feed.tokens) for feed in packed]
+        return Scores(
+            _cut(logits_MV, wanted_rows, order),
+            None if hidden_MD is None else _cut(hidden_MD, wanted_rows, order),
+            None if states_LND is None else _cut(states_LND, all_rows, order),
+        )
 
     def _spans(self, feeds: Sequence[Feed]) -> list[Span]:
         spans, row = [], 0
@@ -160,7 +168,7 @@ def _last_rows(span: Span, rows: int) -> range:
     return range(span.row + span.count - rows, span.row + span.count)
 
 
-def _cut(rows_MX: torch.Tensor, packed: Sequence[Feed], order: Sequence[int]) -> tuple[torch.Tensor, ...]:
-    """Each feed's own rows, in the order in which the feeds were given."""
-    parts = dict(zip(order, rows_MX.split_with_sizes([feed.rows for feed in packed]), strict=True))
+def _cut(packed: torch.Tensor, rows: Sequence[int], order: Sequence[int]) -> tuple[torch.Tensor, ...]:
+    """Each feed's own rows of ``(..., rows, width)``, in the order in which the feeds were given."""
+    parts = dict(zip(order, packed.split_with_sizes(list(rows), -2), strict=True))
     return tuple(parts[i] for i in range(len(order)))

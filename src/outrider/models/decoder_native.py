@@ -118,13 +118,19 @@ class NativeForward:
         self._decoder.close(slot)
 
     def run(
-        self, tokens: Sequence[int], spans: Sequence[Span], wanted: Sequence[int], hidden: bool
-    ) -> tuple[torch.Tensor, torch.Tensor | None]:
-        """Logits and hidden states in float32 (see ``Forward``)."""
+        self,
+        tokens: Sequence[int],
+        spans: Sequence[Span],
+        wanted: Sequence[int],
+        hidden: bool,
+        layers: Sequence[int] = (),
+    ) -> tuple[torch.Tensor, torch.Tensor | None, torch.Tensor | None]:
+        """Logits, hidden states and states in float32 (see ``Forward``)."""
         c, rows = self.config, len(wanted)
         slots_F, starts_F, counts_F = np.array([(s.slot, s.start, s.count) for s in spans], np.int32).T.copy()
         logits_MV = np.empty((rows, c.vocab_size), np.float32)
         hidden_MD = np.empty((rows, c.hidden_size), np.float32) if hidden else None
+        states_LND = np.empty((len(layers), len(tokens), c.hidden_size), np.float32) if layers else None
         self._decoder.step(
             np.array(tokens, np.int32),
             slots_F,
@@ -133,8 +139,14 @@ class NativeForward:
             np.array(wanted, np.int32),
             logits_MV,
             hidden_MD=hidden_MD,
+            layers_L=np.array(layers, np.int32) if layers else None,
+            states_LND=states_LND,
         )
-        return torch.from_numpy(logits_MV), None if hidden_MD is None else torch.from_numpy(hidden_MD)
+        return torch.from_numpy(logits_MV), _tensor(hidden_MD), _tensor(states_LND)
+
+
+def _tensor(values: NDArray[np.float32] | None) -> torch.Tensor | None:
+    return None if values is None else torch.from_numpy(values)
 
 
 def _rotations(config: DecoderConfig, positions: int) -> dict[str, NDArray[np.float32]]:

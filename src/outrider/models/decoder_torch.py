@@ -78,14 +78,22 @@ class TorchForward:
 
     @torch.inference_mode()
     def run(
-        self, tokens: Sequence[int], spans: Sequence[Span], wanted: Sequence[int], hidden: bool
-    ) -> tuple[torch.Tensor, torch.Tensor | None]:
-        """Logits and hidden states in the model's dtype (see ``Forward``)."""
-        logits_MV, state_MD = self._head(self._layers(tokens, spans), list(wanted))
-        return logits_MV, state_MD if hidden else None
+        self,
+        tokens: Sequence[int],
+        spans: Sequence[Span],
+        wanted: Sequence[int],
+        hidden: bool,
+        layers: Sequence[int] = (),
+    ) -> tuple[torch.Tensor, torch.Tensor | None, torch.Tensor | None]:
+        """Logits, hidden states and states in the model's dtype (see ``Forward``)."""
+        x_ND, states = self._layers(tokens, spans, layers)
+        logits_MV, state_MD = self._head(x_ND, list(wanted))
+        return logits_MV, state_MD if hidden else None, torch.stack(states) if states else None
 
-    def _layers(self, tokens: Sequence[int], spans: Sequence[Span]) -> torch.Tensor:
-        """The residual stream after the last layer, ``(N, hidden)`` with N padded."""
+    def _layers(
+        self, tokens: Sequence[int], spans: Sequence[Span], layers: Sequence[int]
+    ) -> tuple[torch.Tensor, list[torch.Tensor]]:
+        """The residual stream after the last layer, ``(N, hidden)`` with N padded, and without padding after others."""
         positions = [position for span in spans for position in range(span.start, span.end)]
         padding = [0] * (padded_rows(len(tokens)) - len(tokens))
         where = torch.tensor(positions + padding)
@@ -94,9 +102,12 @@ class TorchForward:
         x_ND = self.weights.embedding.index_select(0, torch.tensor([*tokens, *padding]))
         if self.config.embedding_scale != 1.0:
             x_ND = x_ND * self._embedding_scale
+        kept = {0: x_ND} if 0 in layers else {}
         for index, layer in enumerate(self.weights.layers):
             x_ND = self._layer(index, layer, x_ND, attention)
-        return x_ND
+            if index + 1 in layers:
+                kept[index + 1] = x_ND
+        return x_ND, [kept[layer][: len(tokens)] for layer in layers]
 
     def _layer(self, index: int, layer: TorchLayer, x_ND: torch.Tensor, attention: StepAttention) -> torch.Tensor:
         eps = self.config.norm_eps

@@ -28,8 +28,13 @@ class Forward(Protocol):
         ...
 
     def run(
-        self, tokens: Sequence[int], spans: Sequence[Span], wanted: Sequence[int], hidden: bool
-    ) -> tuple[torch.Tensor, torch.Tensor | None]:
+        self,
+        tokens: Sequence[int],
+        spans: Sequence[Span],
+        wanted: Sequence[int],
+        hidden: bool,
+        layers: Sequence[int] = (),
+    ) -> tuple[torch.Tensor, torch.Tensor | None, torch.Tensor | None]:
         """Append the packed ``tokens`` to the slots of ``spans``; logits ``(M, V)`` of the ``wanted`` rows, and, when
-        asked for, their final hidden states ``(M, D)``."""
+        asked for, their final hidden states ``(M, D)`` and every row's states ``(L, N, D)`` after ``layers``."""
         ...

@@ -97,14 +97,15 @@ class HFRunner:
         return self._slots[sequence_id].length
 
     @torch.inference_mode()
-    def score(self, feeds: Sequence[Feed], hidden: bool = False) -> Scores:
+    def score(self, feeds: Sequence[Feed], hidden: bool = False, layers: Sequence[int] = ()) -> Scores:
+        assert not layers, "this runner gives no states of layers"
         # A forward that dies midway leaves some layers longer than others: put the old layers back as they were.
         before = [(self._slots[feed.sequence_id].cache, _copy_layers(self._slots[feed.sequence_id])) for feed in feeds]
         try:
             results = [self._feed(feed, hidden) for feed in feeds]
         except BaseException:
-            for cache, layers in before:
-                cache.layers = layers
+            for cache, held in before:
+                cache.layers = held
             raise
         for feed in feeds:
             self._slots[feed.sequence_id].length += len(feed.tokens)

@@ -109,8 +109,8 @@ class ToyRunner:
     def length(self, sequence_id: int) -> int:
         return self._length[sequence_id]
 
-    def score(self, feeds: Sequence[Feed], hidden: bool = False) -> Scores:
-        assert not hidden, "the toy model has no hidden states"
+    def score(self, feeds: Sequence[Feed], hidden: bool = False, layers: Sequence[int] = ()) -> Scores:
+        assert not any((hidden, layers)), "the toy model has no hidden states"
         ids = [feed.sequence_id for feed in feeds]
         assert len(set(ids)) == len(ids), f"one feed per sequence, got {ids}"
         self.calls.append(tuple(feeds))

@@ -52,7 +52,7 @@ struct Batch {
     float* hidden;  // or null
     int layers;     // states are asked for after so many layers, listed in `layer_list`
     const int* layer_list;
-    float* states;
+    float* states;  // (layers, rows, hidden): of every row
 };
 
 class Decoder {

@@ -219,8 +219,8 @@ void step(Decoder& decoder, Ints tokens, Ints slots, Ints starts, Ints counts, I
     need_shape("counts_F", counts, {feeds});
     need_shape("logits_MV", logits, {asked, size_t(decoder.shape().vocab_size)});
     if (hidden) need_shape("hidden_MD", *hidden, {asked, width});
-    if (layers.has_value() != states.has_value()) refuse("layers_L and states_LMD go together");
-    if (states) need_shape("states_LMD", *states, {layers->shape(0), asked, width});
+    if (layers.has_value() != states.has_value()) refuse("layers_L and states_LND go together");
+    if (states) need_shape("states_LND", *states, {layers->shape(0), tokens.shape(0), width});
     if (parents) need_shape("parents_N", *parents, {tokens.shape(0)});
     // Copies: what has been checked must not change while threads use it.
     const auto copy = [](const Ints& ints) { return std::vector<int>(ints.data(), ints.data() + ints.shape(0)); };
@@ -302,6 +302,6 @@ NB_MODULE(_native, m) {
         .def("step", &step, "tokens_N"_a.noconvert(), "slots_F"_a.noconvert(), "starts_F"_a.noconvert(),
              "counts_F"_a.noconvert(), "wanted_M"_a.noconvert(), "logits_MV"_a.noconvert(), nb::kw_only(),
              "hidden_MD"_a.noconvert() = nb::none(), "layers_L"_a.noconvert() = nb::none(),
-             "states_LMD"_a.noconvert() = nb::none(), "parents_N"_a.noconvert() = nb::none())
+             "states_LND"_a.noconvert() = nb::none(), "parents_N"_a.noconvert() = nb::none())
         .def("move", &move, "slot"_a, "sources"_a.noconvert(), "target"_a);
 }

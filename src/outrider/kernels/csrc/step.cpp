@@ -201,9 +201,9 @@ void Step::keep_states(int thread, int layers_done) {
     const int width = shape_.hidden_size;
     for (int k = 0; k < batch_.layers; ++k) {
         if (batch_.layer_list[k] != layers_done) continue;
-        phase(thread, wanted_bounds_, [&](int i) {
-            std::memcpy(batch_.states + (size_t(k) * batch_.wanted + i) * width,
-                        d_.stream_.as<float>() + batch_.wanted_rows[i] * stream_stride_, width * sizeof(float));
+        phase(thread, row_bounds_, [&](int row) {
+            std::memcpy(batch_.states + (size_t(k) * batch_.rows + row) * width,
+                        d_.stream_.as<float>() + row * stream_stride_, width * sizeof(float));
         });
     }
 }
