@@ -8,7 +8,7 @@ from typing import Any, Literal, TypeGuard, get_args
 
 from outrider.errors import ConfigError
 
-Method = Literal["ngram", "draft_model"]
+Method = Literal["ngram", "draft_model", "spire"]
 VerifierName = Literal["auto", "coupled", "block", "standard"]
 Quantization = Literal["int8", "int8-dynamic", "gguf"]
 DTYPES = ("bfloat16", "float32")
@@ -23,7 +23,8 @@ class SpeculativeConfig:
     method: Method
     num_speculative_tokens: int = 5
     model: str | None = None
-    """Draft model: a name, folder, GGUF file or Hub id (``method="draft_model"`` only)."""
+    """Draft model: a name, folder, GGUF file or Hub id (``method="draft_model"``), or the folder of a SPIRe draft
+    (``method="spire"``)."""
     dtype: str | None = None
     """Draft model's own dtype; None means the target's."""
     quantization: Quantization | None = None
@@ -48,8 +49,8 @@ class SpeculativeConfig:
             self._refuse("prompt_lookup_min", "prompt_lookup_max")
             if not isinstance(self.model, str) or not self.model:
                 raise ConfigError(
-                    f"speculative_config: model={self.model!r}: method='draft_model' needs the draft's name, folder, "
-                    "GGUF file or Hub id"
+                    f"speculative_config: model={self.model!r}: method={self.method!r} needs the draft's "
+                    + ("folder" if self.method == "spire" else "name, folder, GGUF file or Hub id")
                 )
             if self.dtype is not None:
                 check_dtype(self.dtype, "speculative_config: dtype")

@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Protocol
+from typing import TYPE_CHECKING, Protocol, runtime_checkable
 
 from outrider.types import Draft, RequestState
+
+if TYPE_CHECKING:
+    import torch
 
 
 class Drafter(Protocol):
@@ -36,5 +39,22 @@ class Drafter(Protocol):
         First does what ``sync`` does, for these sequences: drafting from stale state would be exact, and slow.
 
         ``Draft.logq_KV`` is what each token was really drawn from, or None for a point mass.
+        """
+        ...
+
+
+@runtime_checkable
+class StateDrafter(Drafter, Protocol):
+    """A drafter that reads the target's own activations."""
+
+    @property
+    def layers(self) -> tuple[int, ...]:
+        """Target layers after which it wants the residual stream; see ``TargetRunner.score``."""
+        ...
+
+    def remember(self, sequence_id: int, start: int, states_LND: torch.Tensor) -> None:
+        """The states of committed positions ``start`` and on, in order and each once, with every target pass.
+
+        What a pass computed for rejected draft tokens is never among them.
         """
         ...

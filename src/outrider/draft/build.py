@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 from outrider.config import SpeculativeConfig
 from outrider.draft import check_pair
 from outrider.draft.base import Drafter
@@ -33,6 +35,11 @@ def build_drafter(
         from outrider.draft.ngram import NgramDrafter
 
         return NgramDrafter(speculation.lookup_min, speculation.lookup_max)
+    if speculation.method == "spire":
+        from outrider.draft.spire.build import build_spire
+
+        assert speculation.model is not None
+        return build_spire(Path(speculation.model), target, speculation.num_speculative_tokens)
     return _draft_model(speculation, target, dtype, max_num_batched_tokens, trust_remote_code)
 
 

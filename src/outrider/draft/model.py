@@ -12,18 +12,15 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
-import torch
-
+from outrider.draft.drafting import Drafting, begin
 from outrider.errors import CapabilityError
 from outrider.models.base import Feed, TargetRunner
-from outrider.sampling.arrays import as_floats
-from outrider.sampling.policy import PolicyRows, fit_vocabulary
 from outrider.types import Draft, RequestState
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
-    from outrider.sampling.rng import RoundDraws
+    import torch
 
 
 @dataclass
@@ -32,40 +29,6 @@ class _Slot:
 
     committed: int = 0
     guessed: list[int] = field(default_factory=list)
-
-
-@dataclass
-class _Drafting:
-    """One sequence's draft in the making."""
-
-    sequence: RequestState
-    budget: int
-    draws: RoundDraws
-    stop_ids: frozenset[int]
-    tokens: list[int] = field(default_factory=list)
-    logq: list[torch.Tensor] = field(default_factory=list)
-
-    def draw(self, logits_V: torch.Tensor, vocab_size: int) -> int:
-        """Choose the next draft token and keep the very row it was chosen from."""
-        i = len(self.tokens)
-        generated = len(self.sequence.tokens) - self.sequence.prompt_length + i
-        logits_1V = as_floats(fit_vocabulary(logits_V[None], vocab_size))
-        # As the target's own rows: where noise is shared only the winner counts, and equal logits have equal winners.
-        normalised = not self.sequence.randomness.shared_noise
-        logq_V = PolicyRows(logits_1V, self.sequence.params, generated, self.stop_ids, normalised)[0]
-        if self.sequence.params.greedy:
-            token = int(logq_V.numpy().argmax())
-        else:
-            token = self.draws.draft(i, logq_V)
-            self.logq.append(logq_V)
-        self.tokens.append(token)
-        return token
-
-    def draft(self) -> Draft:
-        # Under shared noise the verifier compares tokens only, and stacking k vocabularies is not free.
-        if not self.logq or self.sequence.randomness.shared_noise:
-            return Draft(tuple(self.tokens))
-        return Draft(tuple(self.tokens), torch.stack(self.logq))
 
 
 class ModelDrafter:
@@ -118,7 +81,7 @@ class ModelDrafter:
 
     def propose(self, sequences: Sequence[RequestState], budgets: Sequence[int]) -> list[Draft]:
         goals: dict[int, tuple[RequestState, int, int]] = {}
-        rows: dict[int, _Drafting] = {}
+        rows: dict[int, Drafting] = {}
         for sequence, budget in zip(sequences, budgets, strict=True):
             if self._ready(sequence):
                 length = len(sequence.tokens)
@@ -126,16 +89,11 @@ class ModelDrafter:
                 drafting = min(budget, room) > 0
                 goals[sequence.id] = (sequence, length, 1) if drafting else (sequence, length - 1, 0)
                 if drafting:
-                    rows[sequence.id] = self._row(sequence, min(budget, room))
+                    rows[sequence.id] = begin(sequence, min(budget, room), self._eos_ids)
         self._extend(rows, self._feed_committed(goals))
         return [rows[sequence.id].draft() if sequence.id in rows else Draft() for sequence in sequences]
 
-    def _row(self, sequence: RequestState, budget: int) -> _Drafting:
-        params = sequence.params
-        stop_ids = (frozenset() if params.ignore_eos else self._eos_ids) | frozenset(params.stop_token_ids)
-        return _Drafting(sequence, budget, sequence.randomness.round(len(sequence.tokens)), stop_ids)
-
-    def _extend(self, rows: Mapping[int, _Drafting], logits_V: Mapping[int, torch.Tensor]) -> None:
+    def _extend(self, rows: Mapping[int, Drafting], logits_V: Mapping[int, torch.Tensor]) -> None:
         """Draw a token for every row, feed the rows that want another, until none does."""
         while logits_V:
             feeds = []

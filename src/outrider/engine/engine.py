@@ -12,7 +12,7 @@ import torch
 
 from outrider.config import EngineConfig, VerifierName
 from outrider.control.base import Controller
-from outrider.draft.base import Drafter
+from outrider.draft.base import Drafter, StateDrafter
 from outrider.engine.clock import PhaseClock
 from outrider.engine.detokenizer import TextDecoder
 from outrider.engine.judge import Judged, judge
@@ -21,7 +21,7 @@ from outrider.engine.request import Request
 from outrider.engine.scheduler import Batch, Scheduler
 from outrider.engine.sequence import Limits, Sequence
 from outrider.errors import RequestError
-from outrider.models.base import Feed, TargetRunner
+from outrider.models.base import Feed, Scores, TargetRunner
 from outrider.sampling.params import SamplingParams
 from outrider.sampling.rng import KeyedRandomness, child_seed, fresh_seed
 from outrider.types import Draft, PhaseSeconds, RequestOutput, RoundTrace, StepTrace
@@ -57,6 +57,7 @@ class Engine:
         config = config or EngineConfig(max_num_seqs=runner.max_num_seqs)
         self.runner = runner
         self.drafter = drafter
+        self._state_drafter = drafter if isinstance(drafter, StateDrafter) else None
         self.controller = controller
         self.tokenizer = tokenizer
         self._limits = Limits(tokenizer.eos_ids, runner.max_model_len)
@@ -67,6 +68,7 @@ class Engine:
         self._request_ids = count()
         self._sequence_ids = count() if sequence_ids is None else sequence_ids
         self._interrupted = False
+        self._starts: list[int] = []
 
     # --- requests -----------------------------------------------------------------------------------------
 
@@ -158,12 +160,13 @@ class Engine:
         schedule = clock.lap()
         drafts = self._propose(batch, budgets)
         draft = clock.lap()
-        logits = self.runner.score(list(self._feeds(batch, drafts))).logits
+        scores = self._score(batch, drafts)
         target = clock.lap()
-        ready = list(zip(batch.ready, drafts, logits[: len(drafts)], strict=True))
+        ready = list(zip(batch.ready, drafts, scores.logits[: len(drafts)], strict=True))
         verdicts = [judge(*each, self.tokenizer.token_text) for each in ready]
         verify = clock.lap()
         rounds = self._commit(ready, verdicts)
+        self._hand_states(batch, scores)
         seconds = PhaseSeconds(schedule, draft, target, verify, clock.lap())
         return self._trace(batch, StepTrace(rounds, seconds))
 
@@ -214,6 +217,23 @@ class Engine:
         assert all(len(drafts[seq.id].tokens) <= k for seq, k in active), "a drafter exceeded its budget"
         assert all(0 <= t < vocab for draft in proposed for t in draft.tokens), "a draft token is not in the vocabulary"
         return [drafts.get(seq.id, Draft()) for seq in batch.ready]
+
+    def _score(self, batch: Batch, drafts: list[Draft]) -> Scores:
+        feeds = list(self._feeds(batch, drafts))
+        if self._state_drafter is None:
+            return self.runner.score(feeds)
+        self._starts = [self.runner.length(feed.sequence_id) for feed in feeds]
+        return self.runner.score(feeds, layers=self._state_drafter.layers)
+
+    def _hand_states(self, batch: Batch, scores: Scores) -> None:
+        """To a drafter that reads them, the states of what is now committed."""
+        if self._state_drafter is None or scores.states is None:
+            return
+        sequences = (*batch.ready, *(seq for seq, _ in batch.filling))
+        for seq, start, states_LND in zip(sequences, self._starts, scores.states, strict=True):
+            if not seq.finished:
+                kept = self.runner.length(seq.id) - start
+                self._state_drafter.remember(seq.id, start, states_LND[:, :kept])
 
     def _feeds(self, batch: Batch, drafts: list[Draft]) -> Iterator[Feed]:
         #   tokens:  [ KV holds these | lacking ... pending ] + drafts

@@ -1,0 +1,56 @@
+"""One sequence's draft in the making, by any drafter that has logits."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
+
+import torch
+
+from outrider.sampling.arrays import as_floats
+from outrider.sampling.policy import PolicyRows, fit_vocabulary
+from outrider.types import Draft, RequestState
+
+if TYPE_CHECKING:
+    from outrider.sampling.rng import RoundDraws
+
+
+@dataclass
+class Drafting:
+    """One sequence's draft in the making."""
+
+    sequence: RequestState
+    budget: int
+    draws: RoundDraws
+    stop_ids: frozenset[int]
+    tokens: list[int] = field(default_factory=list)
+    logq: list[torch.Tensor] = field(default_factory=list)
+
+    def draw(self, logits_V: torch.Tensor, vocab_size: int) -> int:
+        """Choose the next draft token and keep the very row it was chosen from."""
+        i = len(self.tokens)
+        generated = len(self.sequence.tokens) - self.sequence.prompt_length + i
+        logits_1V = as_floats(fit_vocabulary(logits_V[None], vocab_size))
+        # As the target's own rows: where noise is shared only the winner counts, and equal logits have equal winners.
+        normalised = not self.sequence.randomness.shared_noise
+        logq_V = PolicyRows(logits_1V, self.sequence.params, generated, self.stop_ids, normalised)[0]
+        if self.sequence.params.greedy:
+            token = int(logq_V.numpy().argmax())
+        else:
+            token = self.draws.draft(i, logq_V)
+            self.logq.append(logq_V)
+        self.tokens.append(token)
+        return token
+
+    def draft(self) -> Draft:
+        # Under shared noise the verifier compares tokens only, and stacking k vocabularies is not free.
+        if not self.logq or self.sequence.randomness.shared_noise:
+            return Draft(tuple(self.tokens))
+        return Draft(tuple(self.tokens), torch.stack(self.logq))
+
+
+def begin(sequence: RequestState, budget: int, eos_ids: frozenset[int]) -> Drafting:
+    """An empty draft of at most ``budget`` tokens; ``eos_ids`` are what ``min_tokens`` holds back."""
+    params = sequence.params
+    stop_ids = (frozenset() if params.ignore_eos else eos_ids) | frozenset(params.stop_token_ids)
+    return Drafting(sequence, budget, sequence.randomness.round(len(sequence.tokens)), stop_ids)

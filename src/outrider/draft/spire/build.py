@@ -1,0 +1,75 @@
+"""A SPIRe drafter for a loaded target."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from outrider.draft.spire.config import SpireConfig
+from outrider.draft.spire.drafter import SpireDrafter
+from outrider.draft.spire.weights import SpireWeights, load
+from outrider.errors import CapabilityError
+from outrider.models.decoder import DecoderRunner
+
+if TYPE_CHECKING:
+    import torch
+
+    from outrider.draft.spire.step import SpireStep
+    from outrider.models.load import LoadedModel
+
+
+def build_spire(folder: Path, target: LoadedModel, most: int) -> SpireDrafter:
+    """The draft in ``folder``, for drafts of at most ``most`` tokens.
+
+    Raises ModelError for a folder that holds none, and CapabilityError for a target that it was not made for.
+    """
+    runner = target.runner
+    if not isinstance(runner, DecoderRunner):
+        raise CapabilityError(
+            f"speculative_config: method='spire' reads activations of Outrider's own decoder, which does not run "
+            f"{runner.name}; use method='ngram' or 'draft_model'"
+        )
+    weights = load(folder)
+    _check_fit(weights.config, runner, folder)
+    sizes = {"max_num_seqs": runner.max_num_seqs, "max_model_len": runner.max_model_len}
+    step = _step(weights, runner, most)
+    return SpireDrafter(weights.config, step, weights.draft_ids, eos_ids=target.tokenizer.eos_ids, **sizes)
+
+
+def _check_fit(draft: SpireConfig, runner: DecoderRunner, folder: Path) -> None:
+    c = runner.config
+    mine = (draft.vocab_size, draft.hidden_size, max(draft.reads))
+    theirs = (c.vocab_size, c.hidden_size, c.num_layers)
+    if mine[:2] != theirs[:2] or mine[2] > theirs[2]:
+        raise CapabilityError(
+            f"speculative_config: {folder} was trained for another target (vocabulary {mine[0]}, width {mine[1]}, "
+            f"state {mine[2]}; {runner.name} has {theirs[0]}, {theirs[1]}, {theirs[2]} layers); train one for this"
+        )
+
+
+def _step(weights: SpireWeights, runner: DecoderRunner, most: int) -> SpireStep:
+    from outrider.draft.spire.step_torch import TorchStep
+
+    c = weights.config
+    ring = runner.max_model_len if c.window is None else c.window + most
+    return TorchStep(
+        weights, _embedding(runner), slots=runner.max_num_seqs, ring=ring, max_model_len=runner.max_model_len
+    )
+
+
+def _embedding(runner: DecoderRunner) -> Callable[[Sequence[int]], torch.Tensor]:
+    """Rows of the target's embedding table, scaled as the target scales them."""
+    import numpy as np
+    import torch
+
+    from outrider.models.decoder_native import NativeForward
+    from outrider.models.decoder_torch import TorchForward
+
+    forward = runner.forward
+    if isinstance(forward, NativeForward):
+        native = forward.weights.embedding
+        return lambda tokens: torch.from_numpy(native.rows(np.array(tokens, np.int32)))
+    assert isinstance(forward, TorchForward)
+    table_VD = forward.weights.embedding
+    return lambda tokens: table_VD[list(tokens)].float()

@@ -1,0 +1,109 @@
+"""What a SPIRe draft is, as frozen values: kept beside its weights and read by trainer and drafter alike."""
+
+from __future__ import annotations
+
+from dataclasses import asdict, dataclass, fields
+from typing import TYPE_CHECKING, Any
+
+from outrider.config import is_whole
+from outrider.errors import ModelError
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    from outrider.models.decoder_config import DecoderConfig
+
+FORMAT = "spire"
+
+
+@dataclass(frozen=True)
+class SpireConfig:
+    """Sizes are the target's; layers are counted from 0, and a *state* i is the residual stream after i target layers.
+
+    Source: SPIRe (sparse KV, pruned initialisation, feedback memory, target activations).
+    """
+
+    vocab_size: int
+    """Of the target: tokens that the draft reads."""
+    hidden_size: int
+    intermediate_size: int
+    num_heads: int
+    num_kv_heads: int
+    head_dim: int
+    norm_eps: float
+    rope_theta: float
+    blocks: tuple[int, ...]
+    """Target block that each draft layer starts from."""
+    reads: tuple[int, ...]
+    """Target state that is each draft layer's memory of a committed position."""
+    draft_vocab_size: int
+    """Tokens that the draft can propose; all others have q = 0."""
+    window: int | None = 64
+    """Positions before its own that a query sees; None: all."""
+    sink: int = 1
+    """First positions of the text, always seen."""
+    feedback: bool = True
+    """A position without target states is remembered as a mixture over depth; otherwise as each layer's input."""
+    activations: bool = True
+    """Committed positions are remembered by the target's states; otherwise by the draft's own."""
+
+    def __post_init__(self) -> None:
+        if not self.blocks or len(self.blocks) != len(self.reads):
+            raise ModelError(f"blocks={self.blocks} and reads={self.reads}: one of each for every draft layer")
+        if self.feedback and not self.activations:
+            raise ModelError("feedback=True needs activations=True: nothing else can be trained in parallel")
+
+    @property
+    def num_layers(self) -> int:
+        return len(self.blocks)
+
+    @property
+    def kv_width(self) -> int:
+        return self.num_kv_heads * self.head_dim
+
+    @property
+    def query_width(self) -> int:
+        return self.num_heads * self.head_dim
+
+    @classmethod
+    def of_target(cls, target: DecoderConfig, **own: Any) -> SpireConfig:
+        """A draft for this target. Raises ModelError for a family whose blocks this draft cannot hold."""
+        odd = {
+            "qkv_bias": target.qkv_bias, "out_bias": target.out_bias, "mlp_bias": target.mlp_bias,
+            "qk_norm": target.qk_norm, "post_norms": target.post_norms, "window": target.window is not None,
+            "embedding_scale": target.embedding_scale != 1.0, "activation": target.activation != "silu",
+            "rope": target.rope.kind != "default",
+        }  # fmt: skip
+        wrong = [name for name, differs in odd.items() if differs]
+        if wrong:
+            raise ModelError(
+                f"a SPIRe draft holds plain Llama blocks, and this target's have {', '.join(wrong)}; train 'small'"
+            )
+        return cls(
+            vocab_size=target.vocab_size,
+            hidden_size=target.hidden_size,
+            intermediate_size=target.intermediate_size,
+            num_heads=target.num_heads,
+            num_kv_heads=target.num_kv_heads,
+            head_dim=target.head_dim,
+            norm_eps=target.norm_eps,
+            rope_theta=target.rope.theta,
+            **own,
+        )
+
+    def to_dict(self) -> dict[str, Any]:
+        return {"format": FORMAT, **asdict(self)}
+
+    @classmethod
+    def from_dict(cls, values: Mapping[str, Any], name: str) -> SpireConfig:
+        """Raises ModelError for what is no SPIRe configuration."""
+        known = {field.name for field in fields(cls)}
+        given = {key: value for key, value in values.items() if key != "format"}
+        odd = sorted(known ^ set(given))
+        if values.get("format") != FORMAT or odd:
+            raise ModelError(f"{name}: not the configuration of a SPIRe draft ({', '.join(odd) or 'format'})")
+        for key in ("blocks", "reads"):
+            if not isinstance(given[key], list) or not all(map(is_whole, given[key])):
+                raise ModelError(f"{name}: {key}={given[key]!r} must be a list of whole numbers")
+            given[key] = tuple(given[key])
+        return cls(**given)

@@ -1,0 +1,111 @@
+"""The SPIRe drafter: drafts from the target's own activations of the committed positions.
+
+Positions of one sequence, L committed tokens, before a round: the target's states of 0 .. L-2 are remembered; the last
+token has none yet. It is the draft's first input, at position L-1, and what the draft made of it is remembered in its
+place until the target's states of that position come with the round.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import torch
+
+from outrider.draft.drafting import Drafting, begin
+from outrider.types import Draft, RequestState
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+
+    from outrider.draft.spire.config import SpireConfig
+    from outrider.draft.spire.step import SpireStep
+
+
+@dataclass
+class _Slot:
+    index: int
+    known: int = 0
+    """Positions 0 .. known-1 have come from the target."""
+
+
+class SpireDrafter:
+    """``draft_ids``: the target's id of each token of the draft's vocabulary; other tokens have q = 0."""
+
+    name = "spire"
+
+    def __init__(
+        self,
+        config: SpireConfig,
+        step: SpireStep,
+        draft_ids: torch.Tensor,
+        *,
+        max_num_seqs: int,
+        max_model_len: int,
+        eos_ids: frozenset[int] = frozenset(),
+    ) -> None:
+        self._config, self._step, self._max_model_len, self._eos_ids = config, step, max_model_len, eos_ids
+        self._draft_ids = draft_ids
+        self._ids = draft_ids.tolist()
+        self._free = list(range(max_num_seqs))
+        self._slots: dict[int, _Slot] = {}
+
+    @property
+    def layers(self) -> tuple[int, ...]:
+        return self._config.reads
+
+    def open(self, sequence: RequestState) -> None:
+        if sequence.id not in self._slots and self._free:
+            slot = self._slots[sequence.id] = _Slot(self._free.pop())
+            self._step.open(slot.index)
+
+    def close(self, sequence_id: int) -> None:
+        slot = self._slots.pop(sequence_id, None)
+        if slot is not None:
+            self._step.close(slot.index)
+            self._free.append(slot.index)
+
+    def sync(self, sequences: Sequence[RequestState]) -> None:
+        """Nothing to do: states come with every target pass (``remember``)."""
+
+    def remember(self, sequence_id: int, start: int, states_LND: torch.Tensor) -> None:
+        slot = self._slots.get(sequence_id)
+        if slot is None or start > slot.known:
+            return
+        end = start + states_LND.shape[1]
+        slot.known = end
+        first = 0 if self._config.window is None else max(0, end - self._config.window)
+        positions = [p for p in range(start, end) if p < self._config.sink or p >= first]
+        rows = [p - start for p in positions]
+        states = states_LND if len(rows) == states_LND.shape[1] else states_LND[:, rows]
+        self._step.remember(slot.index, positions, states)
+
+    def propose(self, sequences: Sequence[RequestState], budgets: Sequence[int]) -> list[Draft]:
+        rows: dict[int, Drafting] = {}
+        for sequence, budget in zip(sequences, budgets, strict=True):
+            slot, length = self._slots.get(sequence.id), len(sequence.tokens)
+            room = min(budget, self._max_model_len - length + 1)
+            if slot is not None and slot.known >= length - 1 and room > 0:
+                slot.known = length - 1
+                rows[sequence.id] = begin(sequence, room, self._eos_ids)
+        self._extend(rows)
+        return [rows[sequence.id].draft() if sequence.id in rows else Draft() for sequence in sequences]
+
+    def _extend(self, rows: Mapping[int, Drafting]) -> None:
+        """One more token for every row that wants another, until none does."""
+        going = list(rows.values())
+        while going:
+            inputs = [(row.tokens or row.sequence.tokens)[-1] for row in going]
+            positions = [len(row.sequence.tokens) - 1 + len(row.tokens) for row in going]
+            slots = [self._slots[row.sequence.id].index for row in going]
+            for row, logits_V in zip(going, self._step.step(inputs, slots, positions), strict=True):
+                self._draw(row, logits_V)
+            going = [row for row in going if len(row.tokens) < row.budget]
+
+    def _draw(self, row: Drafting, logits_V: torch.Tensor) -> None:
+        if row.sequence.params.greedy and row.sequence.params.min_tokens == 0:
+            row.tokens.append(self._ids[int(logits_V.argmax())])
+            return
+        all_V = torch.full((self._config.vocab_size,), -torch.inf)
+        all_V[self._draft_ids] = logits_V
+        row.draw(all_V, self._config.vocab_size)

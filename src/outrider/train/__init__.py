@@ -1,0 +1,1 @@
+"""Train draft models for a target, on text that the target itself wrote."""

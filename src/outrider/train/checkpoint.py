@@ -1,0 +1,44 @@
+"""Checkpoints that a kill at any moment leaves whole: written beside the last one, then renamed over it."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from outrider.errors import ModelError
+
+if TYPE_CHECKING:
+    import torch
+
+_NAME = "checkpoint.pt"
+
+
+def save_checkpoint(folder: Path, state: dict[str, Any]) -> None:
+    """Replace the folder's checkpoint. If it cannot be written, the last one stays and OSError is raised."""
+    import torch
+
+    folder.mkdir(parents=True, exist_ok=True)
+    partial = folder / f".{_NAME}.{os.getpid()}"
+    try:
+        with partial.open("wb") as file:
+            torch.save(state, file)
+            file.flush()
+            os.fsync(file.fileno())
+        partial.replace(folder / _NAME)
+    finally:
+        partial.unlink(missing_ok=True)
+
+
+def load_checkpoint(folder: Path) -> dict[str, Any] | None:
+    """The folder's checkpoint, tensors and plain values only; None where there is none. Raises ModelError."""
+    import torch
+
+    path = folder / _NAME
+    if not path.exists():
+        return None
+    try:
+        state: dict[str, torch.Tensor | Any] = torch.load(path, weights_only=True, map_location="cpu")
+    except Exception as error:
+        raise ModelError(f"{path} cannot be read ({type(error).__name__}); remove it to start again") from error
+    return state

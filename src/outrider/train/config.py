@@ -1,0 +1,75 @@
+"""What a training run is, as a frozen value: one field, one flag, one line of the provenance beside a checkpoint."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, fields
+from typing import Any
+
+from outrider.config import DEFAULT_MODEL, is_whole
+from outrider.errors import ConfigError
+
+
+@dataclass(frozen=True)
+class TrainConfig:
+    """Defaults are those of the shipped draft."""
+
+    target: str = DEFAULT_MODEL
+    blocks: tuple[int, ...] = (27, 28, 29)
+    """Target blocks, counted from 0, that the draft's layers start from."""
+    reads: tuple[int, ...] = (27, 28, 29)
+    """Target state (after so many blocks) that each layer remembers of a committed position."""
+    draft_vocab_size: int = 8192
+    """Most frequent tokens of the training text that the draft may propose."""
+    window: int | None = 64
+    sink: int = 1
+    feedback: bool = True
+    activations: bool = True
+    pruned_init: bool = True
+    omega: float = 0.5
+    """Share of the cross-entropy in MixedLoss; the rest is the acceptance rate."""
+    hard_targets: bool = False
+    k: int = 4
+    """Positions of a block: the draft length that training rehearses."""
+    segment: int = 64
+    """Positions learnt of a text at a time, whole blocks."""
+    batch: int = 32
+    """Segments of a step."""
+    steps: int = 5000
+    learning_rate: float = 5e-4
+    warmup: int = 100
+    weight_decay: float = 0.01
+    clip: float = 1.0
+    seed: int = 0
+
+    def __post_init__(self) -> None:
+        for name in ("draft_vocab_size", "k", "segment", "batch", "steps"):
+            value = getattr(self, name)
+            if not is_whole(value) or value < 1:
+                raise ConfigError(f"{name}={value!r} must be a whole number, 1 or more")
+        if self.segment % self.k:
+            raise ConfigError(f"segment={self.segment} must be a multiple of k={self.k}: a segment is whole blocks")
+        if len(self.blocks) != len(self.reads) or not self.blocks:
+            raise ConfigError(f"blocks={self.blocks} and reads={self.reads}: give one of each for every draft layer")
+        for name in ("learning_rate", "clip"):
+            if not 0 < getattr(self, name) < float("inf"):
+                raise ConfigError(f"{name}={getattr(self, name)!r} must be a number above 0")
+        if not 0 <= self.omega <= 1:
+            raise ConfigError(f"omega={self.omega!r} must be between 0 and 1")
+
+    @property
+    def tokens_per_step(self) -> int:
+        return self.batch * self.segment
+
+    def to_dict(self) -> dict[str, Any]:
+        return {key: list(value) if isinstance(value, tuple) else value for key, value in asdict(self).items()}
+
+    @classmethod
+    def from_dict(cls, values: Mapping[str, Any]) -> TrainConfig:
+        """Raises ConfigError for a key that is none; lists become tuples."""
+        known = [field.name for field in fields(cls)]
+        unknown = sorted(set(values) - set(known), key=repr)
+        if unknown:
+            raise ConfigError(f"unknown setting {unknown[0]!r}; known: {', '.join(known)}")
+        given: dict[str, Any] = {key: tuple(each) if isinstance(each, list) else each for key, each in values.items()}
+        return cls(**given)

@@ -1,0 +1,110 @@
+"""The training loop, flat: batch, loss, step, checkpoint. What a step does follows from its number alone."""
+
+from __future__ import annotations
+
+import math
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from outrider.errors import ModelError
+from outrider.train.checkpoint import load_checkpoint, save_checkpoint
+
+if TYPE_CHECKING:
+    from outrider.train.config import TrainConfig
+    from outrider.train.methods.spire.train import SpireTraining
+    from outrider.train.segments import SegmentSampler
+
+
+@dataclass(frozen=True)
+class Progress:
+    """One step, for whoever watches."""
+
+    step: int
+    loss: float
+    """Mean over positions."""
+    alpha: float
+    """Mean acceptance probability of a draft token at temperature 1, teacher-forced."""
+    hits: float
+    """Share of positions whose likeliest token is the target's."""
+    learning_rate: float
+    tokens: int
+    seconds: float
+
+
+def learning_rate(config: TrainConfig, step: int) -> float:
+    """Linear warm-up, then a cosine down to a tenth."""
+    if step < config.warmup:
+        return config.learning_rate * (step + 1) / config.warmup
+    done = (step - config.warmup) / max(1, config.steps - config.warmup)
+    return config.learning_rate * (0.1 + 0.45 * (1 + math.cos(math.pi * min(1.0, done))))
+
+
+def train(
+    config: TrainConfig,
+    task: SpireTraining,
+    sampler: SegmentSampler,
+    folder: Path,
+    watch: Callable[[Progress], None],
+    *,
+    checkpoint_seconds: float = 120.0,
+) -> None:
+    """Train to ``config.steps``, from the folder's checkpoint if it has one.
+
+    Stopped by an exception, KeyboardInterrupt among them, the last checkpoint is whole. Raises ModelError when the
+    loss is no longer a number; the checkpoint before it stays.
+    """
+    rate, decay = config.learning_rate, config.weight_decay
+    optimizer = torch.optim.AdamW(task.module.parameters(), rate, (0.9, 0.95), weight_decay=decay, fused=True)
+    step = _resume(folder, task.module, optimizer, config)
+    saved = time.monotonic()
+    try:
+        while step < config.steps:
+            began = time.perf_counter()
+            for group in optimizer.param_groups:
+                group["lr"] = learning_rate(config, step)
+            losses, rows = task.losses(sampler.batch(*divmod(step, sampler.steps_per_epoch)))
+            mean = losses.loss / rows
+            if not math.isfinite(mean.item()):
+                raise ModelError(f"step {step}: the loss is {mean.item()}; the last checkpoint is kept in {folder}")
+            mean.backward()  # type: ignore[no-untyped-call]
+            torch.nn.utils.clip_grad_norm_(task.module.parameters(), config.clip)
+            optimizer.step()
+            optimizer.zero_grad(set_to_none=True)
+            step += 1
+            figures = (mean.item(), losses.accepted.item() / rows, losses.hits.item() / rows)
+            watch(Progress(step, *figures, learning_rate(config, step - 1), rows, time.perf_counter() - began))
+            if time.monotonic() - saved > checkpoint_seconds:
+                save_checkpoint(folder, _state(step, task.module, optimizer, config))
+                saved = time.monotonic()
+    except KeyboardInterrupt:
+        # Between two steps or within one: gradients of a step cut short are thrown away with it.
+        save_checkpoint(folder, _state(step, task.module, optimizer, config))
+        raise
+    save_checkpoint(folder, _state(step, task.module, optimizer, config))
+
+
+def _state(step: int, module: torch.nn.Module, optimizer: torch.optim.Optimizer, config: TrainConfig) -> dict[str, Any]:
+    return {
+        "step": step,
+        "module": module.state_dict(),
+        "optimizer": optimizer.state_dict(),
+        "config": config.to_dict(),
+    }
+
+
+def _resume(folder: Path, module: torch.nn.Module, optimizer: torch.optim.Optimizer, config: TrainConfig) -> int:
+    state = load_checkpoint(folder)
+    if state is None:
+        return 0
+    # More steps may be asked for than before; everything else makes another run.
+    differs = [key for key, value in config.to_dict().items() if key != "steps" and state["config"].get(key) != value]
+    if differs:
+        raise ModelError(f"{folder} holds a run with another {', '.join(differs)}; use the same or another folder")
+    module.load_state_dict(state["module"])
+    optimizer.load_state_dict(state["optimizer"])
+    return int(state["step"])

@@ -1,0 +1,1 @@
+"""One folder a method, with the same files: config, model, loss."""

@@ -1,0 +1,78 @@
+"""A SPIRe draft in training: its start from the target's weights, and the loss of a batch."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import torch
+
+from outrider.draft.spire.config import SpireConfig
+from outrider.errors import ConfigError
+from outrider.train.methods.spire.loss import Losses, mixed_loss
+from outrider.train.methods.spire.model import Segments, SpireModule
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    from outrider.train.config import TrainConfig
+    from outrider.train.segments import Batch
+
+
+class SpireTraining:
+    """Module and targets. ``tensors``: the target's weights by their Hugging Face names, tied or with a head."""
+
+    def __init__(
+        self,
+        config: TrainConfig,
+        spire: SpireConfig,
+        tensors: Mapping[str, torch.Tensor],
+        draft_ids: torch.Tensor,
+        captured_layers: tuple[int, ...],
+        max_positions: int,
+    ) -> None:
+        self.config, self.spire = config, spire
+        missing = [layer for layer in spire.reads if layer not in captured_layers]
+        if missing:
+            raise ConfigError(f"reads={spire.reads}: state {missing[0]} was not captured; captured: {captured_layers}")
+        self._places = [captured_layers.index(layer) for layer in spire.reads]
+        torch.manual_seed(config.seed)
+        self.module = SpireModule(spire, max_positions)
+        self._embedding_VD = tensors["model.embed_tokens.weight"].to(torch.bfloat16)
+        head_VD = tensors.get("lm_head.weight", tensors["model.embed_tokens.weight"])
+        self._head_VD = head_VD[draft_ids].float()
+        if config.pruned_init:
+            start_from_target(self.module, tensors, self._head_VD)
+
+    def losses(self, batch: Batch) -> tuple[Losses, int]:
+        """Sums over the batch's valid positions, and how many those are."""
+        valid = batch.valid_BS
+        segments = Segments(
+            batch.tokens_BS, batch.positions_BS, batch.states_LBTD[self._places], batch.key_positions_BT
+        )
+        with torch.no_grad():
+            scores_RV = batch.final_BSD[valid].float() @ self._head_VD.T
+            p_RV = (scores_RV - batch.lse_BS[valid][:, None]).exp_()
+        with torch.autocast("cpu", torch.bfloat16):
+            states_RD = self.module(self._embedding_VD[batch.tokens_BS].float(), segments, self.config.k)
+            logits_RV = self.module.head(states_RD.flatten(1, 2)[valid])
+        return mixed_loss(p_RV, logits_RV, self.config.omega, self.config.hard_targets), int(valid.sum())
+
+
+@torch.no_grad()
+def start_from_target(module: SpireModule, tensors: Mapping[str, torch.Tensor], head_VD: torch.Tensor) -> None:
+    """Pruned initialisation: blocks, final norm and the head's rows of the target."""
+    for layer, block in zip(module.layers, module.config.blocks, strict=True):
+        at = f"model.layers.{block}."
+        parts = {
+            "input_norm": ["input_layernorm"],
+            "mlp_norm": ["post_attention_layernorm"],
+            "q.weight": ["self_attn.q_proj"],
+            "kv.weight": ["self_attn.k_proj", "self_attn.v_proj"],
+            "out.weight": ["self_attn.o_proj"],
+            "gate_up.weight": ["mlp.gate_proj", "mlp.up_proj"],
+            "down.weight": ["mlp.down_proj"],
+        }
+        for name, sources in parts.items():
+            layer.get_parameter(name).copy_(torch.cat([tensors[f"{at}{source}.weight"].float() for source in sources]))
+    module.norm.copy_(tensors["model.norm.weight"].float())
+    module.head.weight.copy_(head_VD)
