@@ -29,7 +29,7 @@ ORDER = (
     ("engine",),
     ("testing", "prompts"),
     ("llm",),
-    ("bench",),
+    ("bench", "train"),
     ("audit",),
     ("cli",),
 )

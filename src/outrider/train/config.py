@@ -24,6 +24,7 @@ class TrainConfig:
     window: int | None = 64
     sink: int = 1
     feedback: bool = True
+    sees_itself: bool = True
     activations: bool = True
     pruned_init: bool = True
     omega: float = 0.5

@@ -44,6 +44,8 @@ class SpireConfig:
     """First positions of the text, always seen."""
     feedback: bool = True
     """A position without target states is remembered as a mixture over depth; otherwise as each layer's input."""
+    sees_itself: bool = True
+    """A position is among its own keys, by its layer's input; otherwise it sees strictly earlier ones."""
     activations: bool = True
     """Committed positions are remembered by the target's states; otherwise by the draft's own."""
 

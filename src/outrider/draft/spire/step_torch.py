@@ -66,11 +66,13 @@ class TorchStep:
     def _layer(
         self, index: int, x_D: torch.Tensor, position: int, keys_TGE: torch.Tensor, values_TGE: torch.Tensor
     ) -> torch.Tensor:
-        c = self.config
+        c, where = self.config, torch.tensor([position])
+        if c.sees_itself:
+            key_1GE, value_1GE = self._keys_values(index, x_D[None], where)
+            keys_TGE, values_TGE = torch.cat((keys_TGE, key_1GE)), torch.cat((values_TGE, value_1GE))
         if len(keys_TGE):
             query = self._weight(index, "q") @ _norm(x_D, self._weight(index, "input_norm"), c.norm_eps)
-            query_HE = self._turn(query.view(1, -1, c.head_dim), torch.tensor([position]))[0]
-            query_GRE = query_HE.view(c.num_kv_heads, -1, c.head_dim)
+            query_GRE = self._turn(query.view(1, -1, c.head_dim), where).view(c.num_kv_heads, -1, c.head_dim)
             scores_GRT = query_GRE @ keys_TGE.permute(1, 2, 0) * c.head_dim**-0.5
             attended = torch.softmax(scores_GRT, -1) @ values_TGE.transpose(0, 1)
             x_D = x_D + self._weight(index, "out") @ attended.reshape(-1)
@@ -88,10 +90,15 @@ class TorchStep:
         where = torch.where(positions < c.sink, positions, c.sink + (positions - c.sink) % self._ring)
         self._held[slot, where] = positions
         for i, memory_ND in enumerate(memories_LND):
-            kv = _norm(memory_ND, self._weight(i, "input_norm"), c.norm_eps) @ self._weight(i, "kv").T
-            key, value = kv.view(-1, 2, c.num_kv_heads, c.head_dim).unbind(1)
-            self._keys[slot, i, where] = self._turn(key, positions)
-            self._values[slot, i, where] = value
+            self._keys[slot, i, where], self._values[slot, i, where] = self._keys_values(i, memory_ND, positions)
+
+    def _keys_values(
+        self, layer: int, memory_ND: torch.Tensor, positions_N: torch.Tensor
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        c = self.config
+        kv = _norm(memory_ND, self._weight(layer, "input_norm"), c.norm_eps) @ self._weight(layer, "kv").T
+        key, value = kv.view(-1, 2, c.num_kv_heads, c.head_dim).unbind(1)
+        return self._turn(key, positions_N), value
 
     def _turn(self, heads_NGE: torch.Tensor, positions_N: torch.Tensor) -> torch.Tensor:
         """Rotary embedding; pairs are (i, i + E / 2)."""

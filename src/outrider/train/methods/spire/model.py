@@ -124,6 +124,8 @@ class SpireModule(nn.Module):
         c, block = self.config, self.blocks[index]
         query = block.q(_norm(x_BND, block.input_norm, c.norm_eps)).view(*x_BND.shape[:2], c.num_heads, c.head_dim)
         query_BNHE = self._turn(query, position_BN) * c.head_dim**-0.5
+        if c.sees_itself:
+            own = [*own, self.remember(index, x_BND, position_BN)]
         x_BND = x_BND + block.out(_attend(query_BNHE, committed, own, mask_BNT))
         gate, up = block.gate_up(_norm(x_BND, block.mlp_norm, c.norm_eps)).chunk(2, -1)
         return x_BND + block.down(F.silu(gate) * up)  # type: ignore[no-any-return]
