@@ -20,7 +20,7 @@ FILES = sorted(ROOT.rglob("*.py"))
 
 # A package may import what stands before it, and itself.
 ORDER = (
-    ("types", "errors", "config", "hardware"),
+    ("types", "errors", "config", "hardware", "files"),
     ("sampling", "plan"),
     ("verify",),
     ("kernels",),
@@ -29,8 +29,8 @@ ORDER = (
     ("engine",),
     ("testing", "prompts"),
     ("llm",),
-    ("bench", "train"),
-    ("audit",),
+    ("bench",),
+    ("audit", "train"),
     ("cli",),
 )
 RANK = {name: rank for rank, names in enumerate(ORDER) for name in names}

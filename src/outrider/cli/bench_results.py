@@ -6,7 +6,6 @@ import json
 import os
 import signal
 import sys
-import tempfile
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
@@ -14,6 +13,7 @@ from types import FrameType
 from typing import TYPE_CHECKING, Any
 
 from outrider.errors import ConfigError
+from outrider.files import replacing
 
 if TYPE_CHECKING:
     from outrider.bench.load import Limits
@@ -134,26 +134,7 @@ def _written(path: Path, text: Callable[[], str]) -> list[str]:
 
 
 def write_atomically(path: Path, text: str) -> None:
-    """Write beside ``path``, then rename: whoever reads it sees the old file or the new one, whole.
-
-    A link is followed: the file that it names is replaced.
-    """
-    path = Path(os.path.realpath(path))
-    # What JSON may hold and UTF-8 may not (half of a pair) is written as an escape.
-    data = text.encode("utf-8", errors="backslashreplace")
-    handle, name = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name[:40]}.")
-    scratch = Path(name)
-    try:
-        with os.fdopen(handle, "wb") as file:
-            file.write(data)
-        scratch.chmod(0o666 & ~_umask())
-        scratch.replace(path)
-    finally:
-        scratch.unlink(missing_ok=True)
-
-
-def _umask() -> int:
-    # There is no way to read it but to set it.
-    mask = os.umask(0)
-    os.umask(mask)
-    return mask
+    """Write text whole or not at all."""
+    with replacing(path) as file:
+        # What JSON may hold and UTF-8 may not (half of a pair) is written as an escape.
+        file.write(text.encode("utf-8", errors="backslashreplace"))

@@ -18,6 +18,7 @@ from outrider.cli.doctor import doctor
 from outrider.cli.generate import generate
 from outrider.cli.plan import plan
 from outrider.cli.pull import pull
+from outrider.cli.train import train_app
 from outrider.errors import OutriderError
 
 USER_ERROR = 2
@@ -36,6 +37,7 @@ def build_app() -> typer.Typer:
     for command in (generate, chat, audit, plan, pull, doctor):
         app.command(command.__name__)(command)
     app.add_typer(bench_app(), name="bench")
+    app.add_typer(train_app(), name="train")
     return app
 
 

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import os
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from outrider.errors import ModelError
+from outrider.files import replacing
 
 if TYPE_CHECKING:
     import torch
@@ -19,15 +19,8 @@ def save_checkpoint(folder: Path, state: dict[str, Any]) -> None:
     import torch
 
     folder.mkdir(parents=True, exist_ok=True)
-    partial = folder / f".{_NAME}.{os.getpid()}"
-    try:
-        with partial.open("wb") as file:
-            torch.save(state, file)
-            file.flush()
-            os.fsync(file.fileno())
-        partial.replace(folder / _NAME)
-    finally:
-        partial.unlink(missing_ok=True)
+    with replacing(folder / _NAME) as file:
+        torch.save(state, file)
 
 
 def load_checkpoint(folder: Path) -> dict[str, Any] | None:

@@ -79,21 +79,22 @@ def train(
             figures = (mean.item(), losses.accepted.item() / rows, losses.hits.item() / rows)
             watch(Progress(step, *figures, learning_rate(config, step - 1), rows, time.perf_counter() - began))
             if time.monotonic() - saved > checkpoint_seconds:
-                save_checkpoint(folder, _state(step, task.module, optimizer, config))
+                save_checkpoint(folder, _state(step, task, optimizer, config))
                 saved = time.monotonic()
     except KeyboardInterrupt:
         # Between two steps or within one: gradients of a step cut short are thrown away with it.
-        save_checkpoint(folder, _state(step, task.module, optimizer, config))
+        save_checkpoint(folder, _state(step, task, optimizer, config))
         raise
-    save_checkpoint(folder, _state(step, task.module, optimizer, config))
+    save_checkpoint(folder, _state(step, task, optimizer, config))
 
 
-def _state(step: int, module: torch.nn.Module, optimizer: torch.optim.Optimizer, config: TrainConfig) -> dict[str, Any]:
+def _state(step: int, task: SpireTraining, optimizer: torch.optim.Optimizer, config: TrainConfig) -> dict[str, Any]:
     return {
         "step": step,
-        "module": module.state_dict(),
+        "module": task.module.state_dict(),
         "optimizer": optimizer.state_dict(),
         "config": config.to_dict(),
+        **task.card(),
     }
 
 

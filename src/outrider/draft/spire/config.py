@@ -105,7 +105,7 @@ class SpireConfig:
         if values.get("format") != FORMAT or odd:
             raise ModelError(f"{name}: not the configuration of a SPIRe draft ({', '.join(odd) or 'format'})")
         for key in ("blocks", "reads"):
-            if not isinstance(given[key], list) or not all(map(is_whole, given[key])):
+            if not isinstance(given[key], list | tuple) or not all(map(is_whole, given[key])):
                 raise ModelError(f"{name}: {key}={given[key]!r} must be a list of whole numbers")
             given[key] = tuple(given[key])
         return cls(**given)

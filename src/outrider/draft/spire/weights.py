@@ -11,6 +11,7 @@ import torch
 
 from outrider.draft.spire.config import SpireConfig
 from outrider.errors import ModelError
+from outrider.files import replacing
 from outrider.models.checkpoint import read_json
 
 _CODES, _SCALE = ".codes", ".scale"
@@ -46,7 +47,7 @@ def shapes(c: SpireConfig) -> dict[str, tuple[int, ...]]:
 
 def save(weights: SpireWeights, folder: Path, provenance: dict[str, Any], *, int8: bool) -> None:
     """Write a draft; ``int8`` keeps matrices as symmetric codes, one scale an output."""
-    from safetensors.torch import save_file
+    from safetensors.torch import save as serialise
 
     stored: dict[str, torch.Tensor] = {"draft_ids": weights.draft_ids.to(torch.int32)}
     for name, tensor in weights.tensors.items():
@@ -59,8 +60,9 @@ def save(weights: SpireWeights, folder: Path, provenance: dict[str, Any], *, int
     folder.mkdir(parents=True, exist_ok=True)
     card = json.dumps({**weights.config.to_dict(), "provenance": provenance}, indent=1) + "\n"
     # The configuration last: a folder without one is no draft.
-    save_file(stored, folder / "model.safetensors")
-    (folder / "config.json").write_text(card, encoding="utf-8")
+    for name, data in (("model.safetensors", serialise(stored)), ("config.json", card.encode())):
+        with replacing(folder / name) as file:
+            file.write(data)
 
 
 def load(folder: Path) -> SpireWeights:

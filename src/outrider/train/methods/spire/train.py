@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import torch
 
@@ -29,8 +29,10 @@ class SpireTraining:
         draft_ids: torch.Tensor,
         captured_layers: tuple[int, ...],
         max_positions: int,
+        provenance: Mapping[str, Any],
     ) -> None:
         self.config, self.spire = config, spire
+        self._draft_ids, self._provenance = draft_ids, dict(provenance)
         missing = [layer for layer in spire.reads if layer not in captured_layers]
         if missing:
             raise ConfigError(f"reads={spire.reads}: state {missing[0]} was not captured; captured: {captured_layers}")
@@ -42,6 +44,11 @@ class SpireTraining:
         self._head_VD = head_VD[draft_ids].float()
         if config.pruned_init:
             start_from_target(self.module, tensors, self._head_VD)
+
+    def card(self) -> dict[str, Any]:
+        """What a checkpoint holds beside the weights, so that it can become a draft by itself."""
+        about = {"config": self.spire.to_dict(), "provenance": self._provenance}
+        return {"draft": about, "draft_ids": self._draft_ids}
 
     def losses(self, batch: Batch) -> tuple[Losses, int]:
         """Sums over the batch's valid positions, and how many those are."""

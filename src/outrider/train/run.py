@@ -1,0 +1,126 @@
+"""One training run from prompts to a draft: continue, capture, choose a vocabulary, train. Every part resumes."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from outrider.draft.spire.config import SpireConfig
+from outrider.errors import CapabilityError, ConfigError
+from outrider.models.checkpoint import read_tensors
+from outrider.models.decoder import DecoderRunner
+from outrider.train.capture import CaptureSettings, CaptureStore
+from outrider.train.continuations import Document, Sampling, continue_rows, read_documents
+from outrider.train.loop import Progress, train
+from outrider.train.methods.spire.train import SpireTraining
+from outrider.train.prompts import Row, read_rows
+from outrider.train.segments import SegmentSampler
+from outrider.train.vocabulary import frequent_tokens
+
+if TYPE_CHECKING:
+    from outrider.llm import LLM
+    from outrider.train.config import TrainConfig
+
+
+@dataclass(frozen=True)
+class Watcher:
+    """Who is told how far a run is."""
+
+    part: Callable[[str, int, int], None]
+    """What is being done, how much of it is done, and of how much."""
+    step: Callable[[Progress], None]
+
+
+@dataclass(frozen=True)
+class Text:
+    """Where training text comes from, and where what the target makes of it is kept."""
+
+    files: tuple[Path, ...]
+    folder: Path
+    limit: int | None = None
+    """Most rows, of all files shuffled together."""
+    sampling: Sampling = field(default_factory=Sampling)
+
+
+def run(config: TrainConfig, llm: LLM, text: Text, output: Path, watcher: Watcher, provenance: dict[str, Any]) -> None:
+    """Train a draft for ``llm``, which decodes plainly; the checkpoint is in ``output``. Raises OutriderError."""
+    runner = llm.engine.runner
+    if not isinstance(runner, DecoderRunner):
+        raise CapabilityError(f"a SPIRe draft reads activations of Outrider's own decoder, which {runner.name} is not")
+    documents = _documents(llm, text, config.seed, watcher)
+    store = _capture(runner, documents, config, text.folder, watcher)
+    eos_ids = llm.loaded.tokenizer.eos_ids
+    draft_ids, coverage = frequent_tokens(documents, runner.vocab_size, config.draft_vocab_size, eos_ids)
+    spire = spire_config(config, runner)
+    own_words = sum(len(document.tokens) - document.answer_start for document in documents)
+    about = {**provenance, "texts": len(documents), "own_words": own_words, "vocabulary_covers": coverage}
+    tensors = dict(read_tensors(llm.loaded.files, torch.bfloat16))
+    task = SpireTraining(config, spire, tensors, draft_ids, store.settings.layers, runner.max_model_len, about)
+    sampler = SegmentSampler(
+        store.rows(),
+        store.documents,
+        store.settings,
+        length=config.segment,
+        batch=config.batch,
+        k=config.k,
+        seed=config.seed,
+    )
+    train(config, task, sampler, output, watcher.step)
+
+
+def spire_config(config: TrainConfig, runner: DecoderRunner) -> SpireConfig:
+    """The draft that a run makes."""
+    deepest = runner.config.num_layers
+    if not all(0 <= block < deepest for block in config.blocks):
+        raise ConfigError(f"blocks={config.blocks}: {runner.name} has blocks 0 to {deepest - 1}")
+    if not all(0 <= read <= deepest for read in config.reads):
+        raise ConfigError(f"reads={config.reads}: {runner.name} has states 0 to {deepest}")
+    return SpireConfig.of_target(
+        runner.config,
+        blocks=config.blocks,
+        reads=config.reads,
+        draft_vocab_size=config.draft_vocab_size,
+        window=config.window,
+        sink=config.sink,
+        feedback=config.feedback,
+        sees_itself=config.sees_itself,
+    )
+
+
+def _documents(llm: LLM, text: Text, seed: int, watcher: Watcher) -> list[Document]:
+    rows = read_rows(text.files, llm.loaded.tokenizer)
+    # In one order for every limit, so that a longer run goes on with what a shorter one has made.
+    random.Random(seed).shuffle(rows)
+    room = llm.engine.runner.max_model_len
+    fitting = [row for row in rows if len(row.tokens) + (text.sampling.max_tokens if row.open else 0) <= room]
+    if not fitting:
+        raise ConfigError(f"no row leaves room for its answer in max_model_len={room} tokens; raise max_model_len")
+    chosen = fitting[: text.limit]
+    open_rows = [row for row in chosen if row.open]
+    path = text.folder / "continuations.jsonl"
+    if open_rows:
+        continue_rows(
+            llm, open_rows, text.sampling, path, lambda done, _: watcher.part("continuing", done, len(open_rows))
+        )
+    return [*_plain(chosen), *(list(read_documents(path))[: len(open_rows)] if open_rows else [])]
+
+
+def _plain(rows: Sequence[Row]) -> list[Document]:
+    return [Document(row.tokens, 0) for row in rows if not row.open and len(row.tokens) > 1]
+
+
+def _capture(
+    runner: DecoderRunner, documents: Sequence[Document], config: TrainConfig, folder: Path, watcher: Watcher
+) -> CaptureStore:
+    layers = tuple(sorted(set(config.reads)))
+    name = "captured-" + "-".join(map(str, layers))
+    settings = CaptureSettings(layers, runner.config.hidden_size, config.window, config.sink)
+    store = CaptureStore(folder / name, settings)
+    missing = documents[len(store.documents) :]
+    store.append(runner, missing, lambda done: watcher.part("capturing", done, len(documents)))
+    return store
