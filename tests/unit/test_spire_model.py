@@ -29,7 +29,7 @@ def test_k_passes_are_one_position_after_another(variant: str, start: int) -> No
     ):
         loss = mixed_loss(p_RV, module.head(states_SD), 0.5, hard=False).loss
         module.zero_grad()
-        loss.backward()
+        loss.backward()  # type: ignore[no-untyped-call]
         outs.append((states_SD.detach(), loss.detach()))
         gradients.append({name: p.grad for name, p in module.named_parameters() if p.grad is not None})
     for ours, theirs in zip(*outs, strict=True):

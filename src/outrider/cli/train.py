@@ -130,7 +130,7 @@ def evaluate(
                     found.append(
                         measure(
                             speculating,
-                            Setting(draft, heat, length),
+                            Setting(draft, k, heat, length),
                             ids,
                             new_tokens=max_tokens,
                             seed=seed,
@@ -138,7 +138,7 @@ def evaluate(
                         )
                     )
     if as_json:
-        about = {"k": k, "max_tokens": max_tokens, "provenance": provenance()}
+        about = {"max_tokens": max_tokens, "provenance": provenance()}
         print(json.dumps({"evaluations": [evaluation_json(each) for each in found], **about}))
     else:
         print("\n".join(_table(found)))

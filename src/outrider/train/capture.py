@@ -146,4 +146,4 @@ def _bits(values: torch.Tensor) -> NDArray[np.uint16]:
 
 def from_bits(bits: NDArray[np.uint16]) -> torch.Tensor:
     """bfloat16 values from their bits."""
-    return torch.from_numpy(np.ascontiguousarray(bits).view(np.int16)).view(torch.bfloat16)
+    return torch.from_numpy(np.array(bits, order="C").view(np.int16)).view(torch.bfloat16)

@@ -21,6 +21,7 @@ class Setting:
     """One cell of a table. ``context``: prompts cut to so many tokens; None: whole prompts."""
 
     draft: str
+    k: int
     temperature: float
     context: int | None
 
@@ -37,7 +38,7 @@ class Evaluation:
     interval: Interval | None
     """95 %, bootstrap over prompts."""
     survival: tuple[float, ...]
-    """Share of rounds whose draft token at each position was kept."""
+    """Share of rounds whose draft token at each of the k positions was kept."""
 
 
 def evaluate(
@@ -75,13 +76,12 @@ def evaluate(
         progress(len(counts), len(kept))
     emitted, rounds = (int(column.sum()) for column in np.array(counts).T)
     interval = bootstrap(counts, lambda drawn: drawn[..., 0].sum(1) / drawn[..., 1].sum(1))
-    return Evaluation(setting, len(kept), emitted, rounds, emitted / rounds, interval, _survival(survived))
+    return Evaluation(setting, len(kept), emitted, rounds, emitted / rounds, interval, _survival(survived, setting.k))
 
 
-def _survival(by_prompt: Sequence[tuple[int, tuple[float, ...]]]) -> tuple[float, ...]:
-    """Shares over all rounds of all prompts; a prompt that never drafted so far counts with 0."""
-    longest = max(len(shares) for _, shares in by_prompt)
-    kept, rounds = np.zeros(longest), sum(count for count, _ in by_prompt)
+def _survival(by_prompt: Sequence[tuple[int, tuple[float, ...]]], k: int) -> tuple[float, ...]:
+    """Shares over all rounds of all prompts; a prompt that kept nothing so far down counts with 0."""
+    kept, rounds = np.zeros(k), sum(count for count, _ in by_prompt)
     for count, shares in by_prompt:
         kept[: len(shares)] += count * np.array(shares)
     return tuple(float(share) for share in kept / max(1, rounds))
@@ -92,6 +92,7 @@ def evaluation_json(each: Evaluation) -> dict[str, Any]:
     interval = each.interval
     return {
         "draft": each.setting.draft,
+        "k": each.setting.k,
         "temperature": each.setting.temperature,
         "context": each.setting.context,
         "prompts": each.prompts,

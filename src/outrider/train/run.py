@@ -52,11 +52,11 @@ def run(config: TrainConfig, llm: LLM, text: Text, output: Path, watcher: Watche
     runner = llm.engine.runner
     if not isinstance(runner, DecoderRunner):
         raise CapabilityError(f"a SPIRe draft reads activations of Outrider's own decoder, which {runner.name} is not")
+    spire = spire_config(config, runner)
     documents = _documents(llm, text, config.seed, watcher)
     store = _capture(runner, documents, config, text.folder, watcher)
     eos_ids = llm.loaded.tokenizer.eos_ids
     draft_ids, coverage = frequent_tokens(documents, runner.vocab_size, config.draft_vocab_size, eos_ids)
-    spire = spire_config(config, runner)
     own_words = sum(len(document.tokens) - document.answer_start for document in documents)
     about = {**provenance, "texts": len(documents), "own_words": own_words, "vocabulary_covers": coverage}
     tensors = dict(read_tensors(llm.loaded.files, torch.bfloat16))
