@@ -43,7 +43,7 @@ def test_from_prompts_to_a_draft_at_work(tmp_path: Path, capsys: pytest.CaptureF
         assert len(each["survival"]) == 4
     llm = LLM(max_model_len=256, speculative_config=None)
     speculating = llm.with_speculation({"method": "spire", "model": str(draft), "num_speculative_tokens": 3})
-    params = SamplingParams(temperature=0.8, seed=1, max_tokens=12)
+    params = SamplingParams(temperature=0.8, seed=1, max_tokens=12, ignore_eos=True)
     plain, drafted = llm.generate(list(QUESTIONS), params), speculating.generate(list(QUESTIONS), params)
     assert [each.outputs[0].token_ids for each in drafted] == [each.outputs[0].token_ids for each in plain]
     assert all(each.metrics.drafted > 0 for each in drafted)
