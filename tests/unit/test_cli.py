@@ -2,11 +2,17 @@
 
 from __future__ import annotations
 
+import errno
 import io
 import json
+import os
+import subprocess
+import sys
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 import pytest
+import typer
 
 from outrider.cli.main import run
 from outrider.llm import LLM
@@ -301,10 +307,6 @@ def test_json_that_python_cannot_read(capsys: Captured, spec: str) -> None:
 
 
 def test_output_that_finds_no_room_is_one_line() -> None:
-    import subprocess
-    import sys
-    from pathlib import Path
-
     full = Path("/dev/full")
     if not full.exists():
         pytest.skip("no /dev/full here")
@@ -314,3 +316,31 @@ def test_output_that_finds_no_room_is_one_line() -> None:
     assert process.returncode == 1
     assert process.stderr.count(b"\n") == 1
     assert b"cannot write: No space left" in process.stderr
+
+
+def test_an_interrupt_while_modules_are_imported_is_one_line(tmp_path: Path) -> None:
+    """As a user's impatience finds it: the command line's own modules are not there yet."""
+    (tmp_path / "typer.py").write_text("raise KeyboardInterrupt\n")
+    environment = {**os.environ, "PYTHONPATH": str(tmp_path)}
+    command = [sys.executable, "-m", "outrider", "doctor"]
+    done = subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
+    assert (done.returncode, done.stdout, done.stderr) == (130, "", "outrider: interrupted\n")
+
+
+@pytest.mark.parametrize("number", [errno.ENOSPC, errno.EDQUOT, errno.EFBIG])
+def test_every_way_of_having_no_room_is_one_line(
+    number: int, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    def full() -> typer.Typer:
+        app = typer.Typer()
+
+        @app.command()
+        def write() -> None:
+            raise OSError(number, "no room")
+
+        return app
+
+    monkeypatch.setattr("outrider.cli.main.build_app", full)
+    monkeypatch.setattr("os.dup2", lambda *_: None)
+    assert run(["--"]) == 1
+    assert capfd.readouterr().err == "outrider: cannot write: no room\n"

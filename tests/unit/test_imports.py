@@ -32,6 +32,7 @@ ORDER = (
     ("bench",),
     ("audit", "train"),
     ("cli",),
+    ("__main__",),
 )
 RANK = {name: rank for rank, names in enumerate(ORDER) for name in names}
 

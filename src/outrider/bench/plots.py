@@ -67,6 +67,7 @@ def _acceptance(rows: Sequence[Row]) -> go.Figure:
                     line={"dash": dash, "color": _colour(i)},
                 )
     figure.update_yaxes(range=[0, 1.02], tickformat=".0%")
+    figure.update_xaxes(dtick=1)
     return _laid_out(figure, "draft position", "share kept")
 
 
@@ -120,7 +121,8 @@ def _laid_out(figure: go.Figure, x: str, y: str) -> go.Figure:
         template="plotly_white",
         xaxis_title=x,
         yaxis_title=y,
-        margin={"t": 20, "r": 20},
+        margin={"t": 20, "r": 40},
+        modebar={"orientation": "v"},
         legend={"orientation": "h", "yanchor": "bottom", "y": 1.02},
         showlegend=True,
     )

@@ -23,6 +23,7 @@ from outrider.errors import OutriderError
 
 USER_ERROR = 2
 INTERRUPTED = 130
+_NO_ROOM = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 
 
 def build_app() -> typer.Typer:
@@ -51,7 +52,7 @@ def run(arguments: Sequence[str]) -> int:
     except (KeyboardInterrupt, typer.Abort):
         return _fail("interrupted", INTERRUPTED)
     except OSError as error:
-        if not isinstance(error, BrokenPipeError) and error.errno != errno.ENOSPC:
+        if not isinstance(error, BrokenPipeError) and error.errno not in _NO_ROOM:
             raise
         # Whoever reads our output has left, or has no room; Python must not try to flush it again on its way out.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
@@ -73,7 +74,7 @@ def _fail(message: str, code: int) -> int:
 
 
 def main() -> None:
-    """Entry point of the `outrider` script."""
+    """What the `outrider` script does."""
     for stream in (sys.stdout, sys.stderr):
         if isinstance(stream, io.TextIOWrapper):
             # A terminal that cannot show a character must not end the answer.
