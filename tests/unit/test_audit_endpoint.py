@@ -109,13 +109,77 @@ def test_servers_without_logprobs_are_compared_by_characters() -> None:
             audit(a, b, greedy)
 
 
-def test_a_server_that_drafted_nothing_shows_nothing() -> None:
-    counted = "\n".join(
-        f"vllm:spec_decode_num_{what}_total 0" for what in ("drafts", "draft_tokens", "accepted_tokens")
-    )
+def test_kept_drafts_that_are_told_without_logprobs_are_tokens_all_the_same() -> None:
+    """As llama-server tells them: a chunk each, whose logprobs are null."""
+    greedy = [("x", SURE), ("yy", SURE), ("z", SURE)]
+
+    def kept(words: Sequence[str]) -> Callable[[dict[str, Any]], Reply]:
+        pieces = [delta(words[0], chat=False, logprobs=told(words[0], SURE))]
+        pieces += [delta(word, chat=False, logprobs=None) for word in words[1:]]
+        return lambda _: Reply([*pieces, delta("", "length", chat=False), DONE])
+
+    params = SamplingParams(temperature=0.0, max_tokens=4)
+    with two_servers(says(LAW, greedy), kept(["x", "yy", "z"])) as (a, b):
+        report = audit(a, b, params)
+        assert report.failed == ()
+        assert (report.greedy.tokens, report.greedy.noise.positions) == (6, 2)
+        b.reply = kept(["x", "w", "z"])
+        assert [each.split.position for each in audit(a, b, params).greedy.faults] == [1, 1]
+
+
+def test_a_server_that_filters_of_its_own_accord_is_told_not_to() -> None:
     answer = says(LAW, [("x", SURE)])
     with two_servers(answer, answer) as (a, b):
-        b.pages["/metrics"] = page(counted)
+        b.pages["/v1/models"] = models("tiny", owned_by="llamacpp")
+        audit(a, b, SamplingParams(max_tokens=4, seed=1, min_p=0.1))
+    assert {(body["top_k"], body["min_p"], body["repetition_penalty"]) for body in b.bodies[2:]} == {(0, 0.1, 1.0)}
+    assert "repetition_penalty" not in a.bodies[-1]
+
+
+def test_one_of_several_models_can_be_named(capsys: Captured) -> None:
+    answer = says(LAW, [("x", SURE)])
+    with two_servers(answer, answer) as (a, b):
+        b.pages["/v1/models"] = a.pages["/v1/models"] = models("tiny", "small", owned_by="someone")
+        command = ["audit", "--endpoint", b.url, "--plain-endpoint", a.url, "--temperature", "0", "--limit", "1"]
+        assert run(command) == 2
+        assert run([*command, "--endpoint-model", "large"]) == 2
+        assert run([*command, "--endpoint-model", "small"]) == 0
+    assert [body["model"] for body in (*a.bodies, *b.bodies)] == ["small", "small"]
+    assert run(["audit", "--endpoint-model", "small"]) == 2
+    several, unknown, alone = (line for line in capsys.readouterr().err.splitlines())
+    assert "has 2 models (tiny, small)" in several
+    assert "has no model 'large'" in unknown
+    assert "means nothing without --endpoint" in alone
+
+
+def counters(drafts: int) -> str:
+    return "\n".join(
+        f"vllm:spec_decode_num_{what}_total {drafts}" for what in ("drafts", "draft_tokens", "accepted_tokens")
+    )
+
+
+def counting(*readings: int) -> Callable[[], Reply]:
+    """A page of counters that moves on with every reading."""
+    rest = iter(readings)
+    return lambda: page(counters(next(rest)))
+
+
+def test_a_plain_server_that_drafts_is_none() -> None:
+    answer = says(LAW, [("x", SURE)])
+    with two_servers(answer, answer) as (a, b):
+        for plain, failed in ((counting(3, 3), ()), (counting(3, 8), ("drafts",))):
+            a.pages["/metrics"], b.pages["/metrics"] = plain, counting(0, 7)
+            report = audit(a, b)
+            assert report.failed == failed
+    assert (report.drafts.drafted, report.drafts.plain) == (7, 5)
+    assert "speculation was compared with itself" in paragraph(report)
+    assert "BOTH SIDES  7 by its own count, 5 by the plain server's" in table(report)
+
+
+def test_a_server_that_drafted_nothing_shows_nothing() -> None:
+    answer = says(LAW, [("x", SURE)])
+    with two_servers(answer, answer) as (a, b):
+        b.pages["/metrics"] = page(counters(0))
         report = audit(a, b)
     assert report.failed == ("drafts",)
     assert "drafted nothing" in paragraph(report)

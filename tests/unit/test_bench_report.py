@@ -151,6 +151,20 @@ def test_figures_without_anything_to_show_are_left_out() -> None:
     assert "Acceptance" not in charts(run_of({"plain": [undrafted] * 4}))
 
 
+def test_a_server_that_tells_no_positions_has_no_figure_of_them() -> None:
+    told = replace(answer(), acceptance=Acceptance(10, 8, 4, 14))
+    assert "Acceptance" not in charts(run_of({"plain": [answer()] * 4, "server": [told] * 4}))
+
+
+def test_waits_over_decades_are_labelled_in_full() -> None:
+    narrow, wide = (
+        charts(run_of({"plain": [answer(gap=0.003)] * 2 + [answer(gap=gap)] * 2}))["Inter-token"] for gap in (0.02, 0.2)
+    )
+    assert narrow.layout.xaxis.tickvals is None
+    labels = dict(zip(wide.layout.xaxis.tickvals, wide.layout.xaxis.ticktext, strict=True))
+    assert (labels[2.0], labels[20.0], labels[200.0]) == ("2", "20", "200")
+
+
 def test_one_prompt_and_sampled_runs_have_figures_too() -> None:
     (bars,) = charts(usual(tasks=TASKS[:1], settings=SAMPLED))["Speedup"].data
     assert (bars.name, list(bars.x), bars.error_y.array[0]) == ("ngram k=2, T=1, batch 1", ["all"], 0.0)

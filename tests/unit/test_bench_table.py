@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 from outrider.bench.load import Limits
-from outrider.bench.record import Run
+from outrider.bench.record import Acceptance, Run
 from outrider.bench.summary import summarise
 from outrider.bench.table import Table, interval, notes, render, tables, text
 from tests.unit.bench_runs import SAMPLED, TASKS, answer, broken, run_of, usual
@@ -84,6 +84,13 @@ def test_drafts_and_their_positions() -> None:
     assert (row["conditional %"], row["survival %"]) == ("100 0", "91 0")
 
 
+def test_a_server_that_tells_no_positions_has_no_row_for_them() -> None:
+    told = replace(answer(), acceptance=Acceptance(10, 8, 4, 14))
+    run = run_of({"plain": [answer()] * 4, "server": [told] * 4})
+    assert [row["accept"] for row in named(run, "Drafts")] == ["50.0%"]
+    assert named(run, "Draft tokens kept") == []
+
+
 def test_time_by_phase() -> None:
     plain, _ = named(usual(), "Time by phase")
     assert (plain["s"], plain["draft"], plain["target"], plain["verify"]) == ("0.40", "25.0%", "75.0%", "0.0%")
@@ -109,7 +116,7 @@ def test_notes_tell_how_tokens_count_the_physics_and_what_failed() -> None:
         "bandwidth limit: 50 MB of weights at 10.0 GB/s take 5.00 ms; a target pass of plain takes 7.50 ms, "
         "1.50 x the limit.",
         "peak memory of this process: 500 MB.",
-        "server: its server counted 4 of 10 draft tokens accepted, tau 1.40.",
+        "server: its server counted 4 of 10 draft tokens accepted, tau 1.40 over rounds with a draft.",
         "server: 1 of 4 requests failed; the first, t/0: HTTP 500",
     ]
 

@@ -16,6 +16,7 @@ from outrider.draft.ngram import NgramDrafter
 from outrider.draft.none import NoDrafter
 from outrider.draft.spire.build import build_spire
 from outrider.draft.spire.config import SpireConfig
+from outrider.draft.spire.products import native_products, torch_products
 from outrider.draft.spire.weights import SpireWeights, load, save
 from outrider.engine.engine import Engine
 from outrider.errors import CapabilityError, ModelError
@@ -87,6 +88,13 @@ def generate(
     return [outputs[each] for each in ids]
 
 
+@pytest.fixture
+def exact(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Products as the weights are, where the native ones would be in int8."""
+    monkeypatch.setattr("outrider.draft.spire.build.native_products", lambda weights, _: torch_products(weights))
+
+
+@pytest.mark.usefixtures("exact")
 def test_the_target_as_its_own_draft_is_always_right(runner: DecoderRunner, tmp_path: Path) -> None:
     """Also past the prompt's chunks, after every catch-up, at every position of a draft."""
     save(whole_target(), tmp_path, {}, int8=False)
@@ -131,6 +139,7 @@ def test_a_draft_does_not_depend_on_how_the_prompt_was_read(runner: DecoderRunne
     assert drafted[0] == drafted[1] == drafted[2]
 
 
+@pytest.mark.usefixtures("exact")
 def test_rounds_without_drafts_leave_nothing_behind(runner: DecoderRunner, tmp_path: Path) -> None:
     """Budget 0 and back: states come with every pass, so the drafter is never stale."""
 
@@ -251,3 +260,19 @@ def test_only_drafters_that_ask_for_states_get_them(runner: DecoderRunner) -> No
     generate(runner, NgramDrafter(), PROMPTS[:1], GREEDY)
     assert asked
     assert all(not named for named in asked)
+
+
+def test_int8_products_are_nearly_the_weights() -> None:
+    from outrider import kernels
+
+    native = kernels.load().native
+    if native is None:
+        pytest.skip("no native kernels here")
+    weights = small_draft()
+    exact, rough = torch_products(weights), native_products(weights, native)
+    assert exact.keys() == rough.keys()
+    for name, product in exact.items():
+        x_NI = torch.randn(3, weights.tensors[name].shape[1], generator=torch.Generator().manual_seed(1))
+        wanted, got = product(x_NI), rough[name](x_NI)
+        assert got.shape == wanted.shape
+        assert float((got - wanted).norm() / wanted.norm()) < 0.03, name

@@ -2,16 +2,25 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import replace
+from typing import Any
 
 import pytest
 import torch
 
-from outrider.draft.spire.step_torch import TorchStep
+from outrider.draft.spire.products import torch_products
+from outrider.draft.spire.step import SpireStep
 from outrider.train.methods.spire.loss import mixed_loss
+from outrider.train.methods.spire.model import SpireModule
 from tests.unit.spires import POSITIONS, TINY, VARIANTS, module_of, segments_of, sequential, weights_of
 
 STARTS = [2, 30]
+
+
+def step_of(module: SpireModule, embed: Callable[[Any], torch.Tensor], **sizes: int) -> SpireStep:
+    weights = weights_of(module)
+    return SpireStep(weights, torch_products(weights), embed, **sizes)
 
 
 @pytest.mark.parametrize("start", STARTS)
@@ -50,8 +59,8 @@ def test_decoding_gives_the_logits_of_training(variant: str, k: int) -> None:
     logits_SV = module.head(module(embedded_BSD, segments, k).reshape(length, -1)).detach()
     states = {int(p): segments.states_LBT[:, 0, place] for place, p in enumerate(segments.key_positions_BT[0])}
     rows = {int(token): embedded_BSD[0, i] for i, token in enumerate(range(length))}
-    step = TorchStep(
-        weights_of(module),
+    step = step_of(
+        module,
         lambda tokens: torch.stack([rows[token] for token in tokens]),
         slots=2,
         ring=POSITIONS if config.window is None else config.window + k,
@@ -81,8 +90,8 @@ def test_what_a_rejection_needs_is_still_in_the_ring() -> None:
     states = {int(p): segments.states_LBT[:, 0, place] for place, p in enumerate(segments.key_positions_BT[0])}
     results = []
     for guesses in (0, k):
-        step = TorchStep(
-            weights_of(module),
+        step = step_of(
+            module,
             lambda tokens: embedded_BSD[0, tokens],
             slots=1,
             ring=config.window + k,
@@ -104,7 +113,7 @@ def test_a_ring_without_room_for_drafts_would_not_do() -> None:
     states = {int(p): segments.states_LBT[:, 0, place] for place, p in enumerate(segments.key_positions_BT[0])}
     results = []
     for guesses in (0, 4):
-        step = TorchStep(weights_of(module), lambda t: embedded_BSD[0, t], slots=1, ring=6, max_model_len=POSITIONS)
+        step = step_of(module, lambda t: embedded_BSD[0, t], slots=1, ring=6, max_model_len=POSITIONS)
         step.open(0)
         step.remember(0, *_upto(states, 0, 20))
         for j in range(guesses):
@@ -118,7 +127,7 @@ def test_slots_know_nothing_of_each_other_nor_of_their_last_owner() -> None:
     module = module_of(TINY)
     embedded_BSD, segments = segments_of(TINY, 20, 8)
     states = {int(p): segments.states_LBT[:, 0, place] for place, p in enumerate(segments.key_positions_BT[0])}
-    step = TorchStep(weights_of(module), lambda t: embedded_BSD[0, t], slots=2, ring=10, max_model_len=POSITIONS)
+    step = step_of(module, lambda t: embedded_BSD[0, t], slots=2, ring=10, max_model_len=POSITIONS)
     step.open(0)
     step.remember(0, *_upto(states, 0, 20))
     alone = step.step([1], [0], [20])[0]

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import threading
 from collections.abc import Iterable, Mapping, Sequence
 from contextlib import closing
@@ -17,7 +16,6 @@ from outrider.audit.report import AuditReport, DraftCount
 from outrider.audit.run import compare_laws
 from outrider.audit.samples import Answer, Job, Pair, Progress, Question, Token, silent
 from outrider.bench.endpoint import EndpointSubject
-from outrider.bench.server import Server
 from outrider.bench.transcript import Transcript
 from outrider.errors import RequestError
 from outrider.sampling.params import SamplingParams
@@ -31,9 +29,8 @@ LOGPROBS: Final = 5
 class EndpointSampler:
     """A server's ``/v1/completions``. Tokens are their texts, or single characters where it reports no logprobs."""
 
-    def __init__(self, server: Server, model: str, name: str, progress: Progress = silent) -> None:
-        self._server = server
-        self._model = model
+    def __init__(self, subject: EndpointSubject, name: str, progress: Progress = silent) -> None:
+        self._subject = subject
         self._name = name
         self._progress = progress
 
@@ -70,15 +67,18 @@ class EndpointSampler:
     def _answer(self, job: Job) -> Answer:
         transcript = Transcript()
         told: list[tuple[str, Mapping[str, float]]] = []
-        with closing(self._server.stream("/v1/completions", self._body(job))) as chunks:
+        reports = False
+        with closing(self._subject.server.stream("/v1/completions", self._body(job))) as chunks:
             for chunk in chunks:
                 transcript.add(chunk)
                 for choice in chunk.data.get("choices") or ():
-                    told += read_logprobs(choice.get("logprobs"))
+                    found = read_logprobs(choice.get("logprobs"))
+                    reports |= bool(found)
+                    told += found or _untold(choice.get("text"))
         answer = transcript.answer()
         if answer.error is not None:
             raise RequestError(f"{job.question.label}: {answer.error}")
-        if not told:
+        if not reports:
             return Answer(tuple(answer.text[: job.enough]))
         tokens, logprobs = zip(*told[: job.enough], strict=True)
         return Answer(tokens, logprobs=logprobs)
@@ -88,7 +88,7 @@ class EndpointSampler:
         # A round of speculation is cut at the limit, so room is left for one draft behind the last token looked at.
         limit = params.max_tokens if job.enough is None else job.enough + 1
         body: dict[str, Any] = {
-            "model": self._model,
+            "model": self._subject.model,
             "prompt": job.question.text,
             "stream": True,
             "logprobs": LOGPROBS,
@@ -96,16 +96,20 @@ class EndpointSampler:
             "temperature": params.temperature,
             "top_p": params.top_p,
         }
-        # Not OpenAI's: sent only where they are wanted, so that any server will do.
-        return body | {
-            name: value
-            for name, value, unset in (
-                ("seed", params.seed, None),
-                ("top_k", params.top_k, 0),
-                ("min_p", params.min_p, 0.0),
-            )
-            if value != unset
-        }
+        # Not OpenAI's: sent only where they are wanted or known, so that any server will do.
+        return (
+            body
+            | dict(self._subject.unfiltered)
+            | {
+                name: value
+                for name, value, unset in (
+                    ("seed", params.seed, None),
+                    ("top_k", params.top_k, 0),
+                    ("min_p", params.min_p, 0.0),
+                )
+                if value != unset
+            }
+        )
 
 
 class EndpointExplainer:
@@ -142,23 +146,21 @@ class EndpointExplainer:
 
 @dataclass(frozen=True)
 class Endpoint:
-    """A server that was reached. ``subject`` knows its model and reads its counters, ``server`` answers."""
+    """A server that was reached. ``subject`` knows its model and reads its counters."""
 
     subject: EndpointSubject
-    server: Server
 
     @classmethod
-    def find(cls, url: str) -> Endpoint:
-        """Raises ConfigError for a server that cannot be reached or has not exactly one model."""
-        key = os.environ.get("OPENAI_API_KEY") or None
-        return cls(EndpointSubject(url, url, api_key=key), Server(url, key))
+    def find(cls, url: str, model: str | None = None, api_key: str | None = None) -> Endpoint:
+        """Raises ConfigError for a server that cannot be reached or, without ``model``, has not exactly one."""
+        return cls(EndpointSubject(url, url, model=model, api_key=api_key))
 
     @property
     def model(self) -> str:
         return self.subject.model
 
     def sampler(self, name: str, progress: Progress) -> EndpointSampler:
-        return EndpointSampler(self.server, self.model, name, progress)
+        return EndpointSampler(self.subject, name, progress)
 
     def details(self) -> Mapping[str, Any]:
         """Its URL, model, kind, and the drafts it made since it was found, where it counts them."""
@@ -181,9 +183,7 @@ def audit_endpoints(
     pair = Pair(plain.sampler("plain server", progress), speculative.sampler("speculative server", progress))
     greedy = compare_tokens(pair, questions, greedy_params(params), EndpointExplainer(), exact=False)
     check = None if params.greedy else compare_laws(pair, questions, params, samples)[0]
-    acceptance = speculative.details()["acceptance"]
-    drafts = None if acceptance is None else DraftCount(acceptance["drafted"])
-    return AuditReport(greedy, distribution=check, drafts=drafts)
+    return AuditReport(greedy, distribution=check, drafts=_count_drafts(plain, speculative))
 
 
 def read_logprobs(reported: Any) -> list[tuple[str, Mapping[str, float]]]:
@@ -204,6 +204,17 @@ def read_logprobs(reported: Any) -> list[tuple[str, Mapping[str, float]]]:
         return [(str(token), _finite((top or {}).items())) for token, top in zip(tokens, likeliest, strict=True)]
     except (AttributeError, KeyError, TypeError, ValueError) as error:
         raise RequestError(f"the server's logprobs cannot be read: {str(reported)[:120]}") from error
+
+
+def _count_drafts(plain: Endpoint, speculative: Endpoint) -> DraftCount | None:
+    """None where the speculative server does not count."""
+    drafted, own = (each.details()["acceptance"] for each in (speculative, plain))
+    return None if drafted is None else DraftCount(drafted["drafted"], 0 if own is None else own["drafted"])
+
+
+def _untold(text: str | None) -> list[tuple[str, Mapping[str, float]]]:
+    """llama-server tells nothing of a draft token that it kept, which is a chunk of its own there."""
+    return [(text, {})] if text else []
 
 
 def _finite(likeliest: Iterable[tuple[Any, Any]]) -> dict[str, float]:

@@ -8,7 +8,7 @@ from outrider.audit.control import ControlCheck
 from outrider.audit.distribution import HISTOGRAMS, DistributionCheck
 from outrider.audit.draws import DrawCheck
 from outrider.audit.greedy import Divergence, TokenComparison
-from outrider.audit.report import FALSE_ALARM, AuditReport
+from outrider.audit.report import FALSE_ALARM, AuditReport, DraftCount
 from outrider.audit.rows import RowCheck
 from outrider.audit.rule import RuleCheck
 
@@ -41,7 +41,7 @@ def paragraph(report: AuditReport) -> str:
         said.append(_distribution_words(report.distribution))
     said.append(_control_words(report.control))
     if report.drafts is not None and not report.drafts.passed:
-        said.append("The server drafted nothing meanwhile, so nothing was shown about speculation.")
+        said.append(_draft_words(report.drafts))
     said.append(_not_shown(report))
     return " ".join(said)
 
@@ -75,7 +75,11 @@ def _rows(report: AuditReport) -> Iterator[tuple[str, str, str]]:
         result = "caught" if report.control.caught else "NOT SEEN"
         yield _NAMES["control"], result, f"{report.control.mistake}; {report.control.by}"
     if report.drafts is not None:
-        yield _NAMES["drafts"], "made" if report.drafts.passed else "NONE", f"{report.drafts.drafted} by its own count"
+        result = "made" if report.drafts.passed else "BOTH SIDES" if report.drafts.plain else "NONE"
+        seen = f"{report.drafts.drafted} by its own count" + f", {report.drafts.plain} by the plain server's" * bool(
+            report.drafts.plain
+        )
+        yield _NAMES["drafts"], result, seen
 
 
 def _comparison_result(part: TokenComparison) -> str:
@@ -206,6 +210,14 @@ def _distribution_words(check: DistributionCheck) -> str:
             f"{check.rare(_BOTH):.0%} of the pairs, and biases among themselves are not seen"
         )
     return words + "."
+
+
+def _draft_words(drafts: DraftCount) -> str:
+    if drafts.plain:
+        return (
+            "The plain server drafted too, so speculation was compared with itself: give one that does not speculate."
+        )
+    return "The server drafted nothing meanwhile, so nothing was shown about speculation."
 
 
 def _control_words(control: ControlCheck | None) -> str:

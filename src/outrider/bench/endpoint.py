@@ -44,11 +44,11 @@ class EndpointSubject:
         timeout: float = 600.0,
     ) -> None:
         self._name = name
-        self._server = Server(url, api_key, timeout)
-        self._model, self._kind = _find_model(self._server, model)
+        self.server = Server(url, api_key, timeout)
+        self._model, self._kind = _find_model(self.server, model)
         self._chat = chat
         self._extra_body = dict(extra_body or {})
-        self._before = _metrics(self._server)
+        self._before = _metrics(self.server)
         self._counting: Counter[Counting] = Counter()
         self._errors = 0
 
@@ -60,6 +60,11 @@ class EndpointSubject:
     def model(self) -> str:
         """The model's name on the server."""
         return self._model
+
+    @property
+    def unfiltered(self) -> Mapping[str, Any]:
+        """What a request says so that the server samples from the model's own law; empty where it may be refused."""
+        return _UNFILTERED if self._kind in _EXTENDED else {}
 
     def serve(self, requests: Sequence[Request], settings: Settings) -> list[Answer]:
         """Send each request at its time, on a connection of its own; answers in order.
@@ -91,10 +96,10 @@ class EndpointSubject:
 
     def details(self) -> Mapping[str, Any]:
         """The server, how tokens were counted, and the drafts of everything it served since this was constructed."""
-        after = _metrics(self._server)
+        after = _metrics(self.server)
         acceptance = acceptance_between(self._before, after) if self._before and after else None
         return {
-            "url": self._server.root,
+            "url": self.server.root,
             "model": self._model,
             "server": self._kind,
             "extra_body": self._extra_body,
@@ -106,7 +111,7 @@ class EndpointSubject:
     def _check(self, settings: Settings) -> None:
         if settings.ignore_eos and self._kind not in _EXTENDED and "ignore_eos" not in self._extra_body:
             raise ConfigError(
-                f"{self._server.root} ({self._kind}) is not known to take ignore_eos; leave it out, or give it in "
+                f"{self.server.root} ({self._kind}) is not known to take ignore_eos; leave it out, or give it in "
                 "extra_body if the server does"
             )
 
@@ -114,7 +119,7 @@ class EndpointSubject:
         transcript, error = Transcript(), None
         path, body = self._body(request, settings)
         try:
-            with closing(self._server.stream(path, body)) as chunks:
+            with closing(self.server.stream(path, body)) as chunks:
                 for chunk in chunks:
                     transcript.add(chunk)
                     if left.is_set():
@@ -147,8 +152,9 @@ class EndpointSubject:
         }
         if request.seed is not None:
             body["seed"] = request.seed
+        body |= self.unfiltered
         if self._kind in _EXTENDED:
-            body |= _UNFILTERED | {"ignore_eos": settings.ignore_eos}
+            body["ignore_eos"] = settings.ignore_eos
         if self._kind in _WITH_IDS:
             body["return_token_ids"] = True
         return "/v1/chat/completions" if chat else "/v1/completions", body | self._extra_body

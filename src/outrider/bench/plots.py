@@ -15,6 +15,7 @@ from outrider.bench.record import Run, Sample
 Row = Mapping[str, Any]
 _COLOURS = qualitative.Safe
 _BINS = 60
+_TICKS = [digit * 10.0**power for power in range(-3, 6) for digit in (1, 2, 5)]
 
 
 def figures(run: Run, summary: Mapping[str, Any]) -> Iterator[tuple[str, go.Figure]]:
@@ -57,7 +58,7 @@ def _acceptance(rows: Sequence[Row]) -> go.Figure:
     figure = go.Figure()
     for i, row in enumerate(rows):
         kept = row["acceptance"]
-        if kept and kept["drafted"]:
+        if kept and kept["survival"]:
             for name, dash in (("conditional", "solid"), ("survival", "dash")):
                 figure.add_scatter(
                     name=f"{_label(row)}, {name}",
@@ -85,6 +86,9 @@ def _latency(run: Run) -> go.Figure:
         line = {"shape": "hvh", "color": _colour(i)}
         figure.add_scatter(name=name, x=middles, y=shares.round(5).tolist(), mode="lines", line=line)
     figure.update_xaxes(type="log")
+    if every.max() > 10 * every.min():
+        # Over decades plotly's own labels leave out the tens: "2" for 2 and for 20.
+        figure.update_xaxes(tickvals=_TICKS, ticktext=[f"{tick:g}" for tick in _TICKS])
     figure.update_yaxes(tickformat=".0%")
     return _laid_out(figure, "milliseconds", "share of waits")
 
@@ -123,7 +127,7 @@ def _laid_out(figure: go.Figure, x: str, y: str) -> go.Figure:
         yaxis_title=y,
         margin={"t": 20, "r": 40},
         modebar={"orientation": "v"},
-        legend={"orientation": "h", "yanchor": "bottom", "y": 1.02},
+        legend={"orientation": "h", "yanchor": "bottom", "y": 1.02, "traceorder": "normal"},
         showlegend=True,
     )
 

@@ -145,6 +145,8 @@ def _positions(summary: Summary) -> Table:
     rows = (
         (*_key(row), _percents(counts["conditional"]), _percents(counts["survival"]))
         for row, counts in _drafting(summary)
+        # Servers tell positions of all their requests together, if at all.
+        if counts["survival"]
     )
     title = f"Draft tokens kept at positions 1 to {_POSITIONS}: of the rounds that reached it, and of all rounds"
     return Table(title, columns, tuple(rows))
@@ -192,7 +194,7 @@ def _servers(run: Run) -> Iterator[str]:
     """What servers counted over all of their requests; they do not tell it by request."""
     for name, details in run.details.items():
         if counted := details.get("acceptance"):
-            tau = f", tau {counted['tau']:.2f}" if counted.get("tau") else ""
+            tau = f", tau {counted['tau']:.2f} over rounds with a draft" if counted.get("tau") else ""
             kept = f"{counted['accepted']} of {counted['drafted']}"
             yield f"{name}: its server counted {kept} draft tokens accepted{tau}."
 

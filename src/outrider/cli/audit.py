@@ -4,19 +4,19 @@ from __future__ import annotations
 
 import json
 import sys
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Mapping
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from outrider.cli import options
+from outrider.cli.progress import progress_bar
 from outrider.config import DEFAULT_DTYPE, DEFAULT_MODEL, SpeculativeConfig, parse_speculative_config
 from outrider.errors import ConfigError
 
 if TYPE_CHECKING:
     from outrider.audit.report import AuditReport
-    from outrider.audit.samples import Progress, Question
+    from outrider.audit.samples import Question
     from outrider.bench.record import Task
     from outrider.llm import LLM
     from outrider.sampling.params import SamplingParams
@@ -51,6 +51,7 @@ def audit(
     plain_endpoint: Annotated[
         str | None, typer.Option(help="URL of the same model without speculation; goes with --endpoint.")
     ] = None,
+    endpoint_model: options.EndpointModel = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print one JSON document.")] = False,
 ) -> int:
     """Compare speculative with plain decoding: tokens, accept rule, sampled law, and a mistake that must be seen."""
@@ -62,8 +63,10 @@ def audit(
     _check(limit, samples, max_tokens)
     if endpoint is not None or plain_endpoint is not None:
         urls = _both(context, endpoint, plain_endpoint)
-        report, settings = _audit_endpoints(*urls, _tasks(prompts, limit), params, samples)
+        report, settings = _audit_endpoints(*urls, endpoint_model, _tasks(prompts, limit), params, samples)
     else:
+        if endpoint_model is not None:
+            raise ConfigError(f"--endpoint-model {endpoint_model!r} means nothing without --endpoint")
         speculation = _speculation(speculative_config)
         tasks = _tasks(prompts, limit)
         llm = options.load_llm(model, dtype, quantization, speculative_config, max_model_len, trust_remote_code)
@@ -130,7 +133,7 @@ def _audit(llm: LLM, k: int, tasks: tuple[Task, ...], params: SamplingParams, sa
             f"{llm.loaded.runner.name}: its cache cannot be rolled back, so nothing is drafted and nothing is to audit"
         )
     questions = [_question(llm, task) for task in tasks]
-    with _progress() as progress:
+    with progress_bar() as progress:
         return EngineAudit(llm.with_speculation(None).engine, llm.engine, k, progress).run(questions, params, samples)
 
 
@@ -142,12 +145,17 @@ def _question(llm: LLM, task: Task) -> Question:
 
 
 def _audit_endpoints(
-    endpoint: str, plain_endpoint: str, tasks: tuple[Task, ...], params: SamplingParams, samples: int
+    endpoint: str,
+    plain_endpoint: str,
+    model: str | None,
+    tasks: tuple[Task, ...],
+    params: SamplingParams,
+    samples: int,
 ) -> tuple[AuditReport, dict[str, Any]]:
     from outrider.audit.endpoint import Endpoint, audit_endpoints
     from outrider.audit.samples import Question
 
-    speculative, plain = Endpoint.find(endpoint), Endpoint.find(plain_endpoint)
+    speculative, plain = (Endpoint.find(url, model, options.api_key()) for url in (endpoint, plain_endpoint))
     if speculative.model != plain.model:
         print(
             f"outrider: {endpoint} answers as {speculative.model!r} and {plain_endpoint} as {plain.model!r}; "
@@ -155,21 +163,9 @@ def _audit_endpoints(
             file=sys.stderr,
         )
     questions = [Question(task.id, task.prompt) for task in tasks]
-    with _progress() as progress:
+    with progress_bar() as progress:
         report = audit_endpoints(plain, speculative, questions, params, samples, progress)
     return report, {"endpoint": speculative.details(), "plain_endpoint": plain.details()}
-
-
-@contextmanager
-def _progress() -> Iterator[Progress]:
-    """One bar for whatever is being done."""
-    from rich.console import Console
-    from rich.progress import Progress as Bars
-
-    console = Console(stderr=True)
-    with Bars(console=console, disable=not console.is_terminal, transient=True) as bars:
-        bar = bars.add_task("")
-        yield lambda what, done, total: bars.update(bar, description=what, completed=done, total=total)
 
 
 # --- telling ------------------------------------------------------------------------------------------------

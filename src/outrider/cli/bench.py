@@ -15,6 +15,7 @@ import typer
 from outrider.cli import options
 from outrider.cli.bench_plan import InProcess, Plan, drafters, endpoint_name, whole_numbers
 from outrider.cli.bench_results import check_targets, publish
+from outrider.cli.progress import progress_bar
 from outrider.config import DEFAULT_DTYPE, DEFAULT_MODEL, check_dtype, check_quantization
 from outrider.errors import ConfigError
 
@@ -85,7 +86,7 @@ def bench(
         list[str] | None,
         typer.Option(help="URL of an OpenAI-compatible server; may be repeated. The key is OPENAI_API_KEY."),
     ] = None,
-    endpoint_model: Annotated[str | None, typer.Option(help="The endpoints' name of the model.")] = None,
+    endpoint_model: options.EndpointModel = None,
     peer: Annotated[list[str] | None, typer.Option(help="Another engine in this process: transformers.")] = None,
     output: Annotated[Path | None, typer.Option(help="Write the whole record, with every answer, as JSON.")] = None,
     html: Annotated[Path | None, typer.Option(help="Write a report with figures (needs outrider[plot]).")] = None,
@@ -236,17 +237,11 @@ def _run(plan: Plan, output: Path | None, html: Path | None) -> int:
 
 
 def _measure(plan: Plan, subjects: Sequence[Subject], samples: list[Sample]) -> None:
-    from rich.console import Console
-    from rich.markup import escape
-    from rich.progress import Progress
-
-    console = Console(stderr=True)
-    with Progress(console=console, disable=not console.is_terminal, transient=True) as progress:
-        bar = progress.add_task("measuring", total=plan.count(subjects))
+    total = plan.count(subjects)
+    with progress_bar() as progress:
         for sample in plan.measure(subjects):
             samples.append(sample)
-            # Names come from folders and URLs; a bracket in them is no markup.
-            progress.update(bar, advance=1, description=escape(sample.configuration))
+            progress(sample.configuration, len(samples), total)
 
 
 def _record(plan: Plan, subjects: Sequence[Subject], samples: Sequence[Sample], about: Mapping[str, Any]) -> Run:

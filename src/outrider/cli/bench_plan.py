@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from itertools import chain
 from typing import TYPE_CHECKING, Any
 from urllib.parse import urlsplit
 
+from outrider.cli.options import api_key
 from outrider.config import SpeculativeConfig, parse_speculative_config
 from outrider.errors import ConfigError
 
@@ -99,9 +99,8 @@ class Plan:
     def _servers(self) -> Iterator[Subject]:
         from outrider.bench.endpoint import EndpointSubject
 
-        key = os.environ.get("OPENAI_API_KEY") or None
         for url in self.endpoints:
-            yield EndpointSubject(endpoint_name(url), url, model=self.endpoint_model, api_key=key)
+            yield EndpointSubject(endpoint_name(url), url, model=self.endpoint_model, api_key=api_key())
 
     def _engines(self, wanted: InProcess) -> Iterator[Subject]:
         from outrider.bench.engine_subject import EngineSubject

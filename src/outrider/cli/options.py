@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import sys
 from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Annotated, Any
@@ -30,7 +31,13 @@ TopK = Annotated[int, typer.Option(help="Keep this many likeliest tokens; 0 keep
 MinP = Annotated[float, typer.Option(help="Drop tokens below this share of the likeliest one's probability.")]
 Seed = Annotated[int | None, typer.Option(help="Same seed, same text, whatever drafts.")]
 Stop = Annotated[list[str] | None, typer.Option(help="Stop before this text; may be repeated.")]
+EndpointModel = Annotated[str | None, typer.Option(help="The endpoints' name of the model.")]
 TrustRemoteCode = Annotated[bool, typer.Option("--trust-remote-code", help="Run code that comes with the model.")]
+
+
+def api_key() -> str | None:
+    """The key for other people's servers."""
+    return os.environ.get("OPENAI_API_KEY") or None
 
 
 def read_speculative(text: str) -> str | Mapping[str, Any] | None:

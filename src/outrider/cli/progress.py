@@ -10,9 +10,11 @@ from contextlib import contextmanager
 def progress_bar() -> Iterator[Callable[[str, int, int], None]]:
     """One bar for whatever is being done: what, how much of it is done, of how much. Nothing where no terminal is."""
     from rich.console import Console
+    from rich.markup import escape
     from rich.progress import Progress
 
     console = Console(stderr=True)
     with Progress(console=console, disable=not console.is_terminal, transient=True) as bars:
         bar = bars.add_task("")
-        yield lambda what, done, total: bars.update(bar, description=what, completed=done, total=total)
+        # Names come from folders and URLs; a bracket in them is no markup.
+        yield lambda what, done, total: bars.update(bar, description=escape(what), completed=done, total=total)

@@ -6,8 +6,11 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from outrider import kernels
 from outrider.draft.spire.config import SpireConfig
 from outrider.draft.spire.drafter import SpireDrafter
+from outrider.draft.spire.products import native_products, torch_products
+from outrider.draft.spire.step import SpireStep
 from outrider.draft.spire.weights import SpireWeights, load
 from outrider.errors import CapabilityError
 from outrider.models.decoder import DecoderRunner
@@ -15,7 +18,6 @@ from outrider.models.decoder import DecoderRunner
 if TYPE_CHECKING:
     import torch
 
-    from outrider.draft.spire.step import SpireStep
     from outrider.models.load import LoadedModel
 
 
@@ -49,13 +51,11 @@ def _check_fit(draft: SpireConfig, runner: DecoderRunner, folder: Path) -> None:
 
 
 def _step(weights: SpireWeights, runner: DecoderRunner, most: int) -> SpireStep:
-    from outrider.draft.spire.step_torch import TorchStep
-
-    c = weights.config
+    native = kernels.load().native
+    products = torch_products(weights) if native is None else native_products(weights, native)
+    c, sizes = weights.config, {"slots": runner.max_num_seqs, "max_model_len": runner.max_model_len}
     ring = runner.max_model_len if c.window is None else c.window + most
-    return TorchStep(
-        weights, _embedding(runner), slots=runner.max_num_seqs, ring=ring, max_model_len=runner.max_model_len
-    )
+    return SpireStep(weights, products, _embedding(runner), ring=ring, **sizes)
 
 
 def _embedding(runner: DecoderRunner) -> Callable[[Sequence[int]], torch.Tensor]:
