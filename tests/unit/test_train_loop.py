@@ -170,6 +170,15 @@ def test_the_rate_warms_up_and_cools_down() -> None:
     assert learning_rate(config, 110) == pytest.approx(0.1)
 
 
+def test_blocks_are_spread_over_the_targets_depth() -> None:
+    for depth, blocks in ((30, (9, 19, 29)), (24, (7, 15, 23)), (3, (0, 1, 2)), (2, (0, 1)), (1, (0,))):
+        config = TrainConfig().for_depth(depth)
+        assert config.blocks == config.reads == blocks
+    assert TrainConfig(blocks=(4, 5)).for_depth(30).reads == (4, 5)
+    chosen = TrainConfig(blocks=(4,), reads=(7,))
+    assert chosen.for_depth(30) == chosen
+
+
 @pytest.mark.parametrize(
     ("changes", "message"),
     [

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass, fields
+from dataclasses import asdict, dataclass, fields, replace
 from typing import Any
 
 from outrider.config import DEFAULT_MODEL, is_whole
 from outrider.errors import ConfigError
+
+_LAYERS = 3
 
 
 @dataclass(frozen=True)
@@ -15,10 +17,10 @@ class TrainConfig:
     """Defaults are those of the shipped draft."""
 
     target: str = DEFAULT_MODEL
-    blocks: tuple[int, ...] = (27, 28, 29)
-    """Target blocks, counted from 0, that the draft's layers start from."""
-    reads: tuple[int, ...] = (27, 28, 29)
-    """Target state (after so many blocks) that each layer remembers of a committed position."""
+    blocks: tuple[int, ...] = ()
+    """Target blocks, counted from 0, that the draft's layers start from; empty: three, spread over its depth."""
+    reads: tuple[int, ...] = ()
+    """Target state (after so many blocks) that each layer remembers of a committed position; empty: as ``blocks``."""
     draft_vocab_size: int = 8192
     """Most frequent tokens of the training text that the draft may propose."""
     window: int | None = 64
@@ -50,13 +52,19 @@ class TrainConfig:
                 raise ConfigError(f"{name}={value!r} must be a whole number, 1 or more")
         if self.segment % self.k:
             raise ConfigError(f"segment={self.segment} must be a multiple of k={self.k}: a segment is whole blocks")
-        if len(self.blocks) != len(self.reads) or not self.blocks:
+        if self.reads and len(self.blocks) != len(self.reads):
             raise ConfigError(f"blocks={self.blocks} and reads={self.reads}: give one of each for every draft layer")
         for name in ("learning_rate", "clip"):
             if not 0 < getattr(self, name) < float("inf"):
                 raise ConfigError(f"{name}={getattr(self, name)!r} must be a number above 0")
         if not 0 <= self.omega <= 1:
             raise ConfigError(f"omega={self.omega!r} must be between 0 and 1")
+
+    def for_depth(self, num_layers: int) -> TrainConfig:
+        """The same with ``blocks`` and ``reads`` filled in for a target of so many blocks."""
+        last_of_parts = sorted({max(0, num_layers * part // _LAYERS - 1) for part in range(1, _LAYERS + 1)})
+        blocks = self.blocks or tuple(last_of_parts)
+        return replace(self, blocks=blocks, reads=self.reads or blocks)
 
     @property
     def tokens_per_step(self) -> int:

@@ -52,6 +52,7 @@ def run(config: TrainConfig, llm: LLM, text: Text, output: Path, watcher: Watche
     runner = llm.engine.runner
     if not isinstance(runner, DecoderRunner):
         raise CapabilityError(f"a SPIRe draft reads activations of Outrider's own decoder, which {runner.name} is not")
+    config = config.for_depth(runner.config.num_layers)
     spire = spire_config(config, runner)
     documents = _documents(llm, text, config.seed, watcher)
     store = _capture(runner, documents, config, text.folder, watcher)
