@@ -12,7 +12,7 @@ import torch
 from outrider.draft.spire.products import torch_products
 from outrider.draft.spire.step import SpireStep
 from outrider.train.methods.spire.loss import mixed_loss
-from outrider.train.methods.spire.model import SpireModule
+from outrider.train.methods.spire.model import Segments, SpireModule
 from tests.unit.spires import POSITIONS, TINY, VARIANTS, module_of, segments_of, sequential, weights_of
 
 STARTS = [2, 30]
@@ -57,7 +57,7 @@ def test_decoding_gives_the_logits_of_training(variant: str, k: int) -> None:
     config, start, length = module.config, 20, 12
     embedded_BSD, segments = segments_of(config, start, length)
     logits_SV = module.head(module(embedded_BSD, segments, k).reshape(length, -1)).detach()
-    states = {int(p): segments.states_LBT[:, 0, place] for place, p in enumerate(segments.key_positions_BT[0])}
+    states = _states(segments)
     rows = {int(token): embedded_BSD[0, i] for i, token in enumerate(range(length))}
     step = step_of(
         module,
@@ -76,6 +76,11 @@ def test_decoding_gives_the_logits_of_training(variant: str, k: int) -> None:
         step.remember(1, *_upto(states, start + first, start + first + k))
 
 
+def _states(segments: Segments) -> dict[int, torch.Tensor]:
+    """The target's states by position."""
+    return {int(p): segments.states_LBT[:, 0, place] for place, p in enumerate(segments.key_positions_BT[0])}
+
+
 def _upto(states: dict[int, torch.Tensor], low: int, high: int) -> tuple[list[int], torch.Tensor]:
     positions = sorted(p for p in states if low <= p < high)
     return positions, torch.stack([states[p] for p in positions], 1)
@@ -87,7 +92,7 @@ def test_what_a_rejection_needs_is_still_in_the_ring() -> None:
     config, start = TINY, 20
     assert config.window is not None
     embedded_BSD, segments = segments_of(config, start, 8)
-    states = {int(p): segments.states_LBT[:, 0, place] for place, p in enumerate(segments.key_positions_BT[0])}
+    states = _states(segments)
     results = []
     for guesses in (0, k):
         step = step_of(
@@ -110,7 +115,7 @@ def test_a_ring_without_room_for_drafts_would_not_do() -> None:
     """The control of the test above: ``window`` entries are too few."""
     module = module_of(TINY)
     embedded_BSD, segments = segments_of(TINY, 20, 8)
-    states = {int(p): segments.states_LBT[:, 0, place] for place, p in enumerate(segments.key_positions_BT[0])}
+    states = _states(segments)
     results = []
     for guesses in (0, 4):
         step = step_of(module, lambda t: embedded_BSD[0, t], slots=1, ring=6, max_model_len=POSITIONS)
@@ -126,7 +131,7 @@ def test_a_ring_without_room_for_drafts_would_not_do() -> None:
 def test_slots_know_nothing_of_each_other_nor_of_their_last_owner() -> None:
     module = module_of(TINY)
     embedded_BSD, segments = segments_of(TINY, 20, 8)
-    states = {int(p): segments.states_LBT[:, 0, place] for place, p in enumerate(segments.key_positions_BT[0])}
+    states = _states(segments)
     step = step_of(module, lambda t: embedded_BSD[0, t], slots=2, ring=10, max_model_len=POSITIONS)
     step.open(0)
     step.remember(0, *_upto(states, 0, 20))

@@ -18,6 +18,7 @@ from typing import Any
 from outrider.bench.record import Task
 from outrider.config import is_whole
 from outrider.errors import ConfigError
+from outrider.json_lines import LineError, json_lines
 
 _EXPECTED = "a row is a JSON object with 'turns' (Spec-Bench), 'prompt' or 'messages'"
 
@@ -45,19 +46,17 @@ def read_tasks(content: bytes, name: str) -> list[Task]:
 
 
 def _rows(content: bytes, name: str) -> Iterator[tuple[int, Any]]:
-    # Split as bytes: a JSON string may hold characters that str.splitlines takes for the end of a line.
-    for number, line in enumerate(content.removeprefix(b"\xef\xbb\xbf").split(b"\n"), start=1):
-        try:
-            text = line.decode()
-            if text.strip():
-                yield number, json.loads(text)
-        except UnicodeDecodeError as error:
-            raise ConfigError(
-                f"{name}, line {number}: not UTF-8 text ({error.reason} at byte {error.start}); save it as UTF-8"
-            ) from None
-        except (ValueError, RecursionError) as error:
-            detail = f"{error.msg} at character {error.colno}" if isinstance(error, json.JSONDecodeError) else error
-            raise ConfigError(f"{name}, line {number}: not valid JSON ({detail}); {_EXPECTED}") from None
+    try:
+        yield from json_lines(content)
+    except LineError as error:
+        raise ConfigError(f"{name}, line {error.number}: {_reason(error.cause)}") from None
+
+
+def _reason(cause: Exception) -> str:
+    if isinstance(cause, UnicodeDecodeError):
+        return f"not UTF-8 text ({cause.reason} at byte {cause.start}); save it as UTF-8"
+    detail = f"{cause.msg} at character {cause.colno}" if isinstance(cause, json.JSONDecodeError) else cause
+    return f"not valid JSON ({detail}); {_EXPECTED}"
 
 
 def _task(row: Any, stem: str, number: int) -> Task:

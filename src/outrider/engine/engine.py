@@ -68,7 +68,6 @@ class Engine:
         self._request_ids = count()
         self._sequence_ids = count() if sequence_ids is None else sequence_ids
         self._interrupted = False
-        self._starts: list[int] = []
 
     # --- requests -----------------------------------------------------------------------------------------
 
@@ -160,13 +159,13 @@ class Engine:
         schedule = clock.lap()
         drafts = self._propose(batch, budgets)
         draft = clock.lap()
-        scores = self._score(batch, drafts)
+        scores, starts = self._score(batch, drafts)
         target = clock.lap()
         ready = list(zip(batch.ready, drafts, scores.logits[: len(drafts)], strict=True))
         verdicts = [judge(*each, self.tokenizer.token_text) for each in ready]
         verify = clock.lap()
         rounds = self._commit(ready, verdicts)
-        self._hand_states(batch, scores)
+        self._hand_states(batch, scores, starts)
         seconds = PhaseSeconds(schedule, draft, target, verify, clock.lap())
         return self._trace(batch, StepTrace(rounds, seconds))
 
@@ -218,19 +217,20 @@ class Engine:
         assert all(0 <= t < vocab for draft in proposed for t in draft.tokens), "a draft token is not in the vocabulary"
         return [drafts.get(seq.id, Draft()) for seq in batch.ready]
 
-    def _score(self, batch: Batch, drafts: list[Draft]) -> Scores:
+    def _score(self, batch: Batch, drafts: list[Draft]) -> tuple[Scores, list[int]]:
+        """Scores, and the position at which each feed starts."""
         feeds = list(self._feeds(batch, drafts))
+        starts = [self.runner.length(feed.sequence_id) for feed in feeds]
         if self._state_drafter is None:
-            return self.runner.score(feeds)
-        self._starts = [self.runner.length(feed.sequence_id) for feed in feeds]
-        return self.runner.score(feeds, layers=self._state_drafter.layers)
+            return self.runner.score(feeds), starts
+        return self.runner.score(feeds, layers=self._state_drafter.layers), starts
 
-    def _hand_states(self, batch: Batch, scores: Scores) -> None:
+    def _hand_states(self, batch: Batch, scores: Scores, starts: Seq[int]) -> None:
         """To a drafter that reads them, the states of what is now committed."""
         if self._state_drafter is None or scores.states is None:
             return
         sequences = (*batch.ready, *(seq for seq, _ in batch.filling))
-        for seq, start, states_LND in zip(sequences, self._starts, scores.states, strict=True):
+        for seq, start, states_LND in zip(sequences, starts, scores.states, strict=True):
             if not seq.finished:
                 kept = self.runner.length(seq.id) - start
                 self._state_drafter.remember(seq.id, start, states_LND[:, :kept])

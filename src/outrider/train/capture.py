@@ -87,8 +87,7 @@ class CaptureStore:
         count = sum(each.rows for each in self.documents)
         with (self.folder / "rows.bin").open("ab") as rows, (self.folder / "documents.jsonl").open("a") as index:
             for document in documents:
-                records, where = self._capture(runner, document)
-                place = Captured(count, *where)
+                records, place = self._capture(runner, document, count)
                 rows.write(records.tobytes())
                 rows.flush()
                 index.write(json.dumps(list(asdict(place).values())) + "\n")
@@ -97,7 +96,7 @@ class CaptureStore:
                 self.documents.append(place)
                 progress(len(self.documents))
 
-    def _capture(self, runner: DecoderRunner, document: Document) -> tuple[NDArray[Any], tuple[int, int, int, int]]:
+    def _capture(self, runner: DecoderRunner, document: Document, row: int) -> tuple[NDArray[Any], Captured]:
         s, tokens = self.settings, document.tokens
         start = max(1, document.answer_start - 1)
         first = 0 if s.window is None else max(0, start - s.window)
@@ -120,7 +119,7 @@ class CaptureStore:
         finally:
             runner.close(_SLOT)
         kept = np.concatenate([records[:sink], records[first:]])
-        return kept, (len(kept), sink, first, start)
+        return kept, Captured(row, len(kept), sink, first, start)
 
     def _read(self) -> list[Captured]:
         """Whole lines of the index; what was written behind the last of them is cut off."""

@@ -14,7 +14,7 @@ _LAYERS = 3
 
 @dataclass(frozen=True)
 class TrainConfig:
-    """Defaults are those of the shipped draft."""
+    """Settings of a run; what a draft is at work is ``SpireConfig``."""
 
     target: str = DEFAULT_MODEL
     blocks: tuple[int, ...] = ()
@@ -27,7 +27,6 @@ class TrainConfig:
     sink: int = 1
     feedback: bool = True
     sees_itself: bool = True
-    activations: bool = True
     pruned_init: bool = True
     omega: float = 0.5
     """Share of the cross-entropy in MixedLoss; the rest is the acceptance rate."""
@@ -65,10 +64,6 @@ class TrainConfig:
         last_of_parts = sorted({max(0, num_layers * part // _LAYERS - 1) for part in range(1, _LAYERS + 1)})
         blocks = self.blocks or tuple(last_of_parts)
         return replace(self, blocks=blocks, reads=self.reads or blocks)
-
-    @property
-    def tokens_per_step(self) -> int:
-        return self.batch * self.segment
 
     def to_dict(self) -> dict[str, Any]:
         return {key: list(value) if isinstance(value, tuple) else value for key, value in asdict(self).items()}

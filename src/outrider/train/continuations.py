@@ -46,18 +46,19 @@ class Sampling:
 
 def continue_rows(
     llm: LLM, rows: Sequence[Row], sampling: Sampling, path: Path, progress: Callable[[int, int], None]
-) -> None:
+) -> list[Document]:
     """Append to ``path`` an answer for every row that has none yet; ``progress(rows done, tokens of this call)``.
 
-    Raises ConfigError for a file that was made from other rows.
+    Returns every row with its answer. Raises ConfigError for a file that was made from other rows.
     """
-    done = _mend(path)
-    for index, (row, document) in enumerate(zip(rows, read_documents(path), strict=False)):
+    _mend(path)
+    documents = list(read_documents(path))
+    for index, (row, document) in enumerate(zip(rows, documents, strict=False)):
         if document.tokens[: document.answer_start] != row.tokens:
             raise ConfigError(f"{path}, line {index + 1}: made from other prompts; remove it or use another folder")
     tokens, together = 0, _TOGETHER * llm.engine.runner.max_num_seqs
     with path.open("a", encoding="utf-8") as file:
-        for start in range(done, len(rows), together):
+        for start in range(len(documents), len(rows), together):
             batch = rows[start : start + together]
             params = [sampling.of(start + i) for i in range(len(batch))]
             for row, each, output in zip(
@@ -65,10 +66,12 @@ def continue_rows(
             ):
                 answer = output.outputs[0].token_ids
                 tokens += len(answer)
+                documents.append(Document((*row.tokens, *answer), len(row.tokens)))
                 line = {"prompt": row.tokens, "answer": answer, "temperature": each.temperature}
                 file.write(json.dumps(line, separators=(",", ":")) + "\n")
             file.flush()
             progress(start + len(batch), tokens)
+    return documents[: len(rows)]
 
 
 def read_documents(path: Path) -> Iterator[Document]:
@@ -85,8 +88,8 @@ def read_documents(path: Path) -> Iterator[Document]:
             yield Document((*prompt, *answer), len(prompt))
 
 
-def _mend(path: Path) -> int:
-    """Whole lines of the file, after cutting off a torn one; 0 where there is none yet."""
+def _mend(path: Path) -> None:
+    """Make the file where there is none yet, and cut off a torn last line."""
     path.parent.mkdir(parents=True, exist_ok=True)
     path.touch()
     content = path.read_bytes()
@@ -94,4 +97,3 @@ def _mend(path: Path) -> int:
     if whole < len(content):
         with path.open("r+b") as file:
             file.truncate(whole)
-    return content.count(b"\n")

@@ -88,7 +88,7 @@ def _survival(by_prompt: Sequence[tuple[int, tuple[float, ...]]], k: int) -> tup
 
 
 def evaluation_json(each: Evaluation) -> dict[str, Any]:
-    """Plain JSON; `outrider plan --acceptance` and its library take ``survival``."""
+    """Plain JSON."""
     interval = each.interval
     return {
         "draft": each.setting.draft,

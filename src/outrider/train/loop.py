@@ -58,15 +58,17 @@ def train(
     Stopped by an exception, KeyboardInterrupt among them, the last checkpoint is whole. Raises ModelError when the
     loss is no longer a number; the checkpoint before it stays.
     """
-    rate, decay = config.learning_rate, config.weight_decay
-    optimizer = torch.optim.AdamW(task.module.parameters(), rate, (0.9, 0.95), weight_decay=decay, fused=True)
+    optimizer = torch.optim.AdamW(
+        task.module.parameters(), betas=(0.9, 0.95), weight_decay=config.weight_decay, fused=True
+    )
     step = _resume(folder, task.module, optimizer, config)
     saved = time.monotonic()
     try:
         while step < config.steps:
             began = time.perf_counter()
+            rate = learning_rate(config, step)
             for group in optimizer.param_groups:
-                group["lr"] = learning_rate(config, step)
+                group["lr"] = rate
             losses, rows = task.losses(sampler.batch(*divmod(step, sampler.steps_per_epoch)))
             mean = losses.loss / rows
             if not math.isfinite(mean.item()):
@@ -77,7 +79,7 @@ def train(
             optimizer.zero_grad(set_to_none=True)
             step += 1
             figures = (mean.item(), losses.accepted.item() / rows, losses.hits.item() / rows)
-            watch(Progress(step, *figures, learning_rate(config, step - 1), rows, time.perf_counter() - began))
+            watch(Progress(step, *figures, rate, rows, time.perf_counter() - began))
             if time.monotonic() - saved > checkpoint_seconds:
                 save_checkpoint(folder, _state(step, task, optimizer, config))
                 saved = time.monotonic()

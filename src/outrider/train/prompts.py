@@ -10,13 +10,13 @@ All but plain text is continued by the target. Other keys, an answer among them,
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from outrider.errors import ConfigError
+from outrider.json_lines import LineError, json_lines
 from outrider.prompts import as_messages
 
 if TYPE_CHECKING:
@@ -46,14 +46,11 @@ def _values(path: Path) -> Iterator[tuple[Any, str]]:
         content = path.read_bytes()
     except OSError as error:
         raise ConfigError(f"{path}: cannot be read ({error.strerror})") from None
-    # Split as bytes: a JSON string may hold characters that str.splitlines takes for the end of a line.
-    for number, line in enumerate(content.removeprefix(b"\xef\xbb\xbf").split(b"\n"), start=1):
-        where = f"{path}, line {number}"
-        try:
-            if line.strip():
-                yield json.loads(line.decode()), where
-        except (ValueError, RecursionError) as error:
-            raise ConfigError(f"{where}: not JSON in UTF-8 ({error}); {_EXPECTED}") from None
+    try:
+        for number, value in json_lines(content):
+            yield value, f"{path}, line {number}"
+    except LineError as error:
+        raise ConfigError(f"{path}, line {error.number}: not JSON in UTF-8 ({error.cause}); {_EXPECTED}") from None
 
 
 def _row(value: Any, where: str, tokenizer: Tokenizer) -> Row:

@@ -15,7 +15,7 @@ from outrider.errors import CapabilityError, ConfigError
 from outrider.models.checkpoint import read_tensors
 from outrider.models.decoder import DecoderRunner
 from outrider.train.capture import CaptureSettings, CaptureStore
-from outrider.train.continuations import Document, Sampling, continue_rows, read_documents
+from outrider.train.continuations import Document, Sampling, continue_rows
 from outrider.train.loop import Progress, train
 from outrider.train.methods.spire.train import SpireTraining
 from outrider.train.prompts import Row, read_rows
@@ -104,11 +104,10 @@ def _documents(llm: LLM, text: Text, seed: int, watcher: Watcher) -> list[Docume
     chosen = fitting[: text.limit]
     open_rows = [row for row in chosen if row.open]
     path = text.folder / "continuations.jsonl"
-    if open_rows:
-        continue_rows(
-            llm, open_rows, text.sampling, path, lambda done, _: watcher.part("continuing", done, len(open_rows))
-        )
-    return [*_plain(chosen), *(list(read_documents(path))[: len(open_rows)] if open_rows else [])]
+    continued = continue_rows(
+        llm, open_rows, text.sampling, path, lambda done, _: watcher.part("continuing", done, len(open_rows))
+    )
+    return [*_plain(chosen), *continued]
 
 
 def _plain(rows: Sequence[Row]) -> list[Document]:

@@ -51,10 +51,8 @@ class SegmentSampler:
         self._length, self._batch, self._k, self._seed = length, batch, k, seed
         longest = max(document.length for document in documents)
         self._context = settings.sink + (longest if settings.window is None else settings.window)
-
-    @property
-    def steps_per_epoch(self) -> int:
-        return max(1, len(self._cuts(0)) // self._batch)
+        self._epoch, self._order = -1, list[tuple[int, int]]()
+        self.steps_per_epoch = max(1, len(self._cuts(0)) // batch)
 
     def batch(self, epoch: int, index: int) -> Batch:
         """Batch ``index`` of an epoch; the same every time it is asked for."""
@@ -62,7 +60,7 @@ class SegmentSampler:
         return self._gather([cuts[(index * self._batch + i) % len(cuts)] for i in range(self._batch)])
 
     def _shuffled(self, epoch: int) -> list[tuple[int, int]]:
-        if getattr(self, "_epoch", None) != epoch:
+        if self._epoch != epoch:
             self._order = self._cuts(epoch)
             np.random.default_rng((self._seed, epoch, 1)).shuffle(self._order)
             self._epoch = epoch

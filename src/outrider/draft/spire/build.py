@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from outrider import kernels
 from outrider.draft.spire.config import SpireConfig
 from outrider.draft.spire.drafter import SpireDrafter
 from outrider.draft.spire.products import native_products, torch_products
@@ -16,8 +14,6 @@ from outrider.errors import CapabilityError
 from outrider.models.decoder import DecoderRunner
 
 if TYPE_CHECKING:
-    import torch
-
     from outrider.models.load import LoadedModel
 
 
@@ -51,25 +47,21 @@ def _check_fit(draft: SpireConfig, runner: DecoderRunner, folder: Path) -> None:
 
 
 def _step(weights: SpireWeights, runner: DecoderRunner, most: int) -> SpireStep:
-    native = kernels.load().native
-    products = torch_products(weights) if native is None else native_products(weights, native)
-    c, sizes = weights.config, {"slots": runner.max_num_seqs, "max_model_len": runner.max_model_len}
-    ring = runner.max_model_len if c.window is None else c.window + most
-    return SpireStep(weights, products, _embedding(runner), ring=ring, **sizes)
-
-
-def _embedding(runner: DecoderRunner) -> Callable[[Sequence[int]], torch.Tensor]:
-    """Rows of the target's embedding table, scaled as the target scales them."""
     import numpy as np
     import torch
 
     from outrider.models.decoder_native import NativeForward
     from outrider.models.decoder_torch import TorchForward
 
-    forward = runner.forward
+    c, forward = weights.config, runner.forward
+    sizes = {"slots": runner.max_num_seqs, "max_model_len": runner.max_model_len}
+    ring = runner.max_model_len if c.window is None else c.window + most
     if isinstance(forward, NativeForward):
-        native = forward.weights.embedding
-        return lambda tokens: torch.from_numpy(native.rows(np.array(tokens, np.int32)))
+        packed = forward.weights.embedding
+        products = native_products(weights, forward.native)
+        return SpireStep(
+            weights, products, lambda ids: torch.from_numpy(packed.rows(np.array(ids, np.int32))), ring=ring, **sizes
+        )
     assert isinstance(forward, TorchForward)
     table_VD = forward.weights.embedding
-    return lambda tokens: table_VD[list(tokens)].float()
+    return SpireStep(weights, torch_products(weights), lambda ids: table_VD[list(ids)], ring=ring, **sizes)

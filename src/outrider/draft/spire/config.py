@@ -46,14 +46,10 @@ class SpireConfig:
     """A position without target states is remembered as a mixture over depth; otherwise as each layer's input."""
     sees_itself: bool = True
     """A position is among its own keys, by its layer's input; otherwise it sees strictly earlier ones."""
-    activations: bool = True
-    """Committed positions are remembered by the target's states; otherwise by the draft's own."""
 
     def __post_init__(self) -> None:
         if not self.blocks or len(self.blocks) != len(self.reads):
             raise ModelError(f"blocks={self.blocks} and reads={self.reads}: one of each for every draft layer")
-        if self.feedback and not self.activations:
-            raise ModelError("feedback=True needs activations=True: nothing else can be trained in parallel")
 
     @property
     def num_layers(self) -> int:
@@ -79,7 +75,7 @@ class SpireConfig:
         wrong = [name for name, differs in odd.items() if differs]
         if wrong:
             raise ModelError(
-                f"a SPIRe draft holds plain Llama blocks, and this target's have {', '.join(wrong)}; train 'small'"
+                f"a SPIRe draft holds plain Llama blocks, and this target's have {', '.join(wrong)}; use 'draft_model'"
             )
         return cls(
             vocab_size=target.vocab_size,

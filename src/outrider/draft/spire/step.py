@@ -8,8 +8,7 @@ from typing import TYPE_CHECKING
 import torch
 import torch.nn.functional as F
 
-from outrider.models.decoder_config import RopeConfig
-from outrider.models.rope import rotation_table
+from outrider.draft.spire.rotation import rotations, turn
 
 if TYPE_CHECKING:
     from outrider.draft.spire.products import Product
@@ -40,8 +39,7 @@ class SpireStep:
         self._products, self._embed, self._ring = products, embed, ring
         self._norms = {name: tensor for name, tensor in weights.tensors.items() if tensor.dim() == 1}
         self._share_LS = torch.softmax(weights.tensors["mix"], -1)
-        turns_PE = rotation_table(RopeConfig(c.rope_theta), c.head_dim, max_model_len)
-        self._cos_PE, self._sin_PE = turns_PE.real.contiguous(), turns_PE.imag.contiguous()
+        self._cos_PE, self._sin_PE = rotations(c, max_model_len)
         heads = (slots, c.num_layers, c.sink + ring, c.num_kv_heads, c.head_dim)
         self._keys, self._values = torch.zeros(heads), torch.zeros(heads)
         self._position = torch.full((slots, c.sink + ring), -1)
@@ -125,10 +123,7 @@ class SpireStep:
         return self._turn(kv[:, 0], positions_N), kv[:, 1]
 
     def _turn(self, heads_NGE: torch.Tensor, positions_N: torch.Tensor) -> torch.Tensor:
-        """Rotary embedding; pairs are (i, i + E / 2)."""
-        cos, sin = self._cos_PE[positions_N][:, None], self._sin_PE[positions_N][:, None]
-        low, high = heads_NGE.chunk(2, -1)
-        return torch.cat((low * cos - high * sin, high * cos + low * sin), -1)
+        return turn(heads_NGE, self._cos_PE[positions_N], self._sin_PE[positions_N])
 
     def _norm(self, name: str, x_ND: torch.Tensor) -> torch.Tensor:
         weight_D = self._norms[name]

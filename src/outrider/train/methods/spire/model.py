@@ -13,6 +13,7 @@ import torch.nn.functional as F
 from torch import nn
 
 from outrider.draft.spire.config import SpireConfig
+from outrider.draft.spire.rotation import rotations, turn
 
 KeysValues = tuple[torch.Tensor, torch.Tensor]
 """Keys and values ``(..., G, E)`` of some positions."""
@@ -61,10 +62,8 @@ class SpireModule(nn.Module):
         self.norm = nn.Parameter(torch.ones(config.hidden_size))
         self.head = nn.Linear(config.hidden_size, config.draft_vocab_size, bias=False)
         self.mix = nn.Parameter(torch.zeros(config.num_layers, config.num_layers + 1))
-        exponent = torch.arange(0, config.head_dim, 2, dtype=torch.float32) / config.head_dim
-        angles_PE = torch.arange(max_positions).float()[:, None] / config.rope_theta**exponent
-        self.register_buffer("cos_PE", torch.cat([angles_PE.cos()] * 2, -1), persistent=False)
-        self.register_buffer("sin_PE", torch.cat([angles_PE.sin()] * 2, -1), persistent=False)
+        for name, table_PE in zip(("cos_PE", "sin_PE"), rotations(config, max_positions), strict=True):
+            self.register_buffer(name, table_PE, persistent=False)
 
     def forward(self, embedded_BSD: torch.Tensor, segments: Segments, k: int) -> torch.Tensor:
         """Normed states ``(B, N, K, D)`` of every position of every block: pass j runs the j-th position of all."""
@@ -131,11 +130,8 @@ class SpireModule(nn.Module):
         return x_BND + block.down(F.silu(gate) * up)  # type: ignore[no-any-return]
 
     def _turn(self, heads: torch.Tensor, positions: torch.Tensor) -> torch.Tensor:
-        """Rotary embedding of ``(..., heads, E)`` at ``positions`` ``(...)``; pairs are (i, i + E / 2)."""
         where = positions.clamp(min=0)
-        cos, sin = self.cos_PE[where].unsqueeze(-2), self.sin_PE[where].unsqueeze(-2)
-        low, high = heads.chunk(2, -1)
-        return (heads * cos + torch.cat((-high, low), -1) * sin).to(heads.dtype)
+        return turn(heads, self.cos_PE[where], self.sin_PE[where])
 
 
 def _attend(
