@@ -99,6 +99,9 @@ def _block(
     c, block = module.config, module.blocks[index]
     group = c.num_heads // c.num_kv_heads
     query = (block.q.weight @ _norm(x_D, block.input_norm, c.norm_eps)).view(c.num_heads, c.head_dim)
+    if not memories:
+        # Of nothing, nothing is attended to.
+        return _inner(module, index, x_D)
     held = {p: block.kv.weight @ _norm(m, block.input_norm, c.norm_eps) for p, m in memories.items()}
     heads = []
     for h in range(c.num_heads):
@@ -108,7 +111,11 @@ def _block(
         turned = _turn(query[h], position, c.rope_theta)
         weights = torch.softmax(torch.stack([turned @ key for key in keys]) / math.sqrt(c.head_dim), 0)
         heads.append(torch.stack([w * v for w, v in zip(weights, values, strict=True)]).sum(0))
-    x_D = x_D + block.out.weight @ torch.cat(heads)
+    return _inner(module, index, x_D + block.out.weight @ torch.cat(heads))
+
+
+def _inner(module: SpireModule, index: int, x_D: torch.Tensor) -> torch.Tensor:
+    c, block = module.config, module.blocks[index]
     inner = block.gate_up.weight @ _norm(x_D, block.mlp_norm, c.norm_eps)
     gate, up = inner[: c.intermediate_size], inner[c.intermediate_size :]
     return x_D + block.down.weight @ (gate * torch.sigmoid(gate) * up)

@@ -17,6 +17,7 @@ from outrider.testing import ByteTokenizer
 from outrider.train.capture import CaptureSettings, CaptureStore, from_bits
 from outrider.train.continuations import Document, Sampling, continue_rows, read_documents
 from outrider.train.prompts import Row, read_rows
+from outrider.train.run import Text, Watcher, training_documents
 from outrider.train.segments import Batch, SegmentSampler
 from outrider.train.vocabulary import frequent_tokens
 from tests.fake_model import FakeModels
@@ -137,6 +138,22 @@ def test_continuations_of_other_prompts_are_not_taken(llm: Any, tmp_path: Path) 
     path.write_bytes(b'{"prompt": [1]}\n')
     with pytest.raises(ConfigError, match="line 1: not a continuation"):
         list(read_documents(path))
+
+
+def test_more_rows_add_texts_behind_those_of_fewer(llm: Any, tmp_path: Path) -> None:
+    """Prompts and plain text mixed: what was captured before is found by its place."""
+    path = tmp_path / "rows.jsonl"
+    kinds = ({"text": f"text {i}"} if i % 3 else {"prompt": f"row {i}"} for i in range(12))
+    path.write_text("".join(json.dumps(row) + "\n" for row in (*kinds, {"text": "x"}, {"text": "y" * 500})))
+    llm.loaded.tokenizer.chat = lambda messages: list(messages[0]["content"].encode())
+    found = []
+    for limit in (4, 9, None):
+        text = Text((path,), tmp_path, limit, Sampling(max_tokens=3))
+        found.append(training_documents(llm, text, 0, Watcher(quiet, quiet)))
+    assert [len(each) for each in found] == [4, 9, 12]
+    assert found[1][:4] == found[0]
+    assert found[2][:9] == found[1]
+    assert {document.answer_start > 0 for document in found[0]} == {True, False}
 
 
 # --- capture ------------------------------------------------------------------------------------------------

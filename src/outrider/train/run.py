@@ -54,7 +54,7 @@ def run(config: TrainConfig, llm: LLM, text: Text, output: Path, watcher: Watche
         raise CapabilityError(f"a SPIRe draft reads activations of Outrider's own decoder, which {runner.name} is not")
     config = config.for_depth(runner.config.num_layers)
     spire = spire_config(config, runner)
-    documents = _documents(llm, text, config.seed, watcher)
+    documents = training_documents(llm, text, config.seed, watcher)
     store = _capture(runner, documents, config, text.folder, watcher)
     eos_ids = llm.loaded.tokenizer.eos_ids
     draft_ids, coverage = frequent_tokens(documents, runner.vocab_size, config.draft_vocab_size, eos_ids)
@@ -93,12 +93,15 @@ def spire_config(config: TrainConfig, runner: DecoderRunner) -> SpireConfig:
     )
 
 
-def _documents(llm: LLM, text: Text, seed: int, watcher: Watcher) -> list[Document]:
+def training_documents(llm: LLM, text: Text, seed: int, watcher: Watcher) -> list[Document]:
+    """Texts in the order of their rows, shuffled: more rows add texts behind those of fewer.
+
+    What was captured is found again by its place, so this order is kept.
+    """
     rows = read_rows(text.files, llm.loaded.tokenizer)
-    # In one order for every limit, so that a longer run goes on with what a shorter one has made.
     random.Random(seed).shuffle(rows)
     room = llm.engine.runner.max_model_len
-    fitting = [row for row in rows if len(row.tokens) + (text.sampling.max_tokens if row.open else 0) <= room]
+    fitting = [row for row in rows if _fits(row, text.sampling.max_tokens, room)]
     if not fitting:
         raise ConfigError(f"no row leaves room for its answer in max_model_len={room} tokens; raise max_model_len")
     chosen = fitting[: text.limit]
@@ -107,11 +110,13 @@ def _documents(llm: LLM, text: Text, seed: int, watcher: Watcher) -> list[Docume
     continued = continue_rows(
         llm, open_rows, text.sampling, path, lambda done, _: watcher.part("continuing", done, len(open_rows))
     )
-    return [*_plain(chosen), *continued]
+    answered = iter(continued)
+    return [next(answered) if row.open else Document(row.tokens, 0) for row in chosen]
 
 
-def _plain(rows: Sequence[Row]) -> list[Document]:
-    return [Document(row.tokens, 0) for row in rows if not row.open and len(row.tokens) > 1]
+def _fits(row: Row, answer: int, room: int) -> bool:
+    # From a single token of plain text nothing is learnt.
+    return len(row.tokens) + answer <= room if row.open else 1 < len(row.tokens) <= room
 
 
 def _capture(

@@ -148,7 +148,9 @@ def _attend(
     late = [torch.einsum("bngre,bnge->bgnr", query_BNGRE, key_BNGE)[..., None] for key_BNGE, _ in own]
     weights = torch.softmax(torch.cat([scores + mask_BNT[:, None, :, None], *late], -1).float(), -1)
     weights = weights.to(value_BTGE.dtype)
-    seen = weights[..., :keys].reshape(batch, groups, -1, keys) @ value_BTGE.transpose(1, 2)
+    # Where nothing is visible the softmax spreads over what is masked, later positions among it.
+    among_seen = weights[..., :keys] * (mask_BNT[:, None, :, None] == 0)
+    seen = among_seen.reshape(batch, groups, -1, keys) @ value_BTGE.transpose(1, 2)
     out = seen.view(batch, groups, blocks, -1, width)
     for j, (_, value_BNGE) in enumerate(own):
         out = out + weights[..., keys + j, None] * value_BNGE.transpose(1, 2)[:, :, :, None]
