@@ -10,6 +10,7 @@ from typing import Any, cast
 import pytest
 import torch
 
+from outrider.config import EngineConfig
 from outrider.control.fixed import FixedController
 from outrider.draft.base import Drafter, StateDrafter
 from outrider.draft.ngram import NgramDrafter
@@ -20,6 +21,7 @@ from outrider.draft.spire.products import native_products, torch_products
 from outrider.draft.spire.weights import SpireWeights, load, save
 from outrider.engine.engine import Engine
 from outrider.errors import CapabilityError, ModelError
+from outrider.models.base import Feed
 from outrider.models.decoder import DecoderRunner
 from outrider.models.load import LoadedModel
 from outrider.models.toy import ToyRunner
@@ -28,7 +30,7 @@ from outrider.train.methods.spire.model import SpireModule
 from outrider.train.methods.spire.train import start_from_target
 from outrider.types import Draft, RequestState
 from tests.support import GREEDY, MODEL, LetterTokenizer
-from tests.unit.decoders import BACKENDS, VOCAB, families, on, random_weights
+from tests.unit.decoders import BACKENDS, VOCAB, families, on, random_weights, reference
 from tests.unit.decoders import load as load_decoder
 
 LLAMA = families()["llama-tied"]
@@ -120,23 +122,64 @@ def test_bytes_are_plain_decodings(runner: DecoderRunner, params: SamplingParams
 
 
 def test_a_draft_does_not_depend_on_how_the_prompt_was_read(runner: DecoderRunner, tmp_path: Path) -> None:
-    """Chunks of any size hand over the same states; a sink far behind the window is among them."""
+    """Chunks of any size hand over the same states, a sink far behind the window among them: logits are the same."""
     save(small_draft(), tmp_path, {}, int8=False)
     prompt, params = PROMPTS[2], SamplingParams(temperature=0, max_tokens=12)
-    from outrider.config import EngineConfig
-
     drafted = []
     for chunk in (512, 30, 7):
         drafter = build_spire(tmp_path, target_of(runner), K)
         config = EngineConfig(max_num_seqs=4, max_num_batched_tokens=chunk)
         engine = Engine(runner, drafter, FixedController(K), LetterTokenizer(), config)
         engine.add(prompt, params)
-        traces = []
+        logits: list[torch.Tensor] = []
+        step = drafter._step.step
+
+        def watched(*given: Any, step: Any = step, logits: list[torch.Tensor] = logits) -> torch.Tensor:
+            logits.append(step(*given))
+            return logits[-1]
+
+        drafter._step.step = watched  # type: ignore[assignment]
         while engine.has_work:
-            traces.append([(r.drafted, r.kept) for r in engine.step().rounds])
-        drafted.append([trace for trace in traces if trace])
-        engine.collect()
-    assert drafted[0] == drafted[1] == drafted[2]
+            engine.step()
+        drafted.append(torch.cat(logits))
+    assert torch.equal(drafted[0], drafted[1])
+    assert torch.equal(drafted[0], drafted[2])
+
+
+def test_states_handed_over_are_the_committed_ones(runner: DecoderRunner, tmp_path: Path) -> None:
+    """In order, each once, none of a rejected draft: what is known is the committed tokens but the last."""
+    save(small_draft(), tmp_path, {}, int8=False)
+    drafter = build_spire(tmp_path, target_of(runner), K)
+    known: dict[int, int] = {}
+    remember = drafter.remember
+
+    def watched(sequence_id: int, start: int, states_LND: torch.Tensor) -> None:
+        assert start == known.get(sequence_id, 0)
+        known[sequence_id] = start + states_LND.shape[1]
+        remember(sequence_id, start, states_LND)
+
+    drafter.remember = watched  # type: ignore[method-assign]
+    config = EngineConfig(max_num_seqs=4, max_num_batched_tokens=16)
+    engine = Engine(runner, drafter, FixedController(K), LetterTokenizer(), config)
+    for prompt in PROMPTS:
+        engine.add(prompt, SamplingParams(temperature=0, max_tokens=14))
+    rejected = 0
+    while engine.has_work:
+        rejected += sum(r.drafted - r.kept for r in engine.step().rounds)
+        for sequence in engine.running:
+            assert known[sequence.id] == runner.length(sequence.id)
+    assert rejected > 10
+
+
+def test_states_are_transformers_hidden_states(runner: DecoderRunner) -> None:
+    tokens = PROMPTS[2][:20]
+    with torch.inference_mode():
+        hidden = reference(LLAMA)(torch.tensor([tokens]), output_hidden_states=True).hidden_states
+    runner.open(0)
+    scores = runner.score([Feed(0, tuple(tokens), 1)], layers=(3, 0, 1))
+    assert scores.states is not None
+    for states_ND, layer in zip(scores.states[0], (3, 0, 1), strict=True):
+        torch.testing.assert_close(states_ND.float(), hidden[layer][0], rtol=1e-4, atol=1e-4)
 
 
 @pytest.mark.usefixtures("exact")

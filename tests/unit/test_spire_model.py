@@ -15,7 +15,7 @@ from outrider.train.methods.spire.loss import mixed_loss
 from outrider.train.methods.spire.model import Segments, SpireModule
 from tests.unit.spires import POSITIONS, TINY, VARIANTS, module_of, segments_of, sequential, weights_of
 
-STARTS = [2, 30]
+STARTS = [0, 2, 30]
 
 
 def step_of(module: SpireModule, embed: Callable[[Any], torch.Tensor], **sizes: int) -> SpireStep:
@@ -66,7 +66,6 @@ def test_decoding_gives_the_logits_of_training(variant: str, k: int) -> None:
         ring=POSITIONS if config.window is None else config.window + k,
         max_model_len=POSITIONS,
     )
-    step.open(1)
     step.remember(1, *_upto(states, 0, start))
     for first in range(0, length, k):
         for j in range(k):
@@ -102,7 +101,6 @@ def test_what_a_rejection_needs_is_still_in_the_ring() -> None:
             ring=config.window + k,
             max_model_len=POSITIONS,
         )
-        step.open(0)
         step.remember(0, *_upto(states, 0, start))
         for j in range(guesses):
             step.step([j], [0], [start + j])
@@ -119,7 +117,6 @@ def test_a_ring_without_room_for_drafts_would_not_do() -> None:
     results = []
     for guesses in (0, 4):
         step = step_of(module, lambda t: embedded_BSD[0, t], slots=1, ring=6, max_model_len=POSITIONS)
-        step.open(0)
         step.remember(0, *_upto(states, 0, 20))
         for j in range(guesses):
             step.step([j], [0], [20 + j])
@@ -133,16 +130,13 @@ def test_slots_know_nothing_of_each_other_nor_of_their_last_owner() -> None:
     embedded_BSD, segments = segments_of(TINY, 20, 8)
     states = _states(segments)
     step = step_of(module, lambda t: embedded_BSD[0, t], slots=2, ring=10, max_model_len=POSITIONS)
-    step.open(0)
     step.remember(0, *_upto(states, 0, 20))
     alone = step.step([1], [0], [20])[0]
-    step.open(1)
     empty = step.step([1], [1], [20])[0]
     both = step.step([1, 1], [1, 0], [20, 20])
     assert torch.equal(both[1], alone)
     assert not torch.equal(alone, empty)
     step.close(0)
-    step.open(0)
     assert torch.equal(step.step([1], [0], [20])[0], empty)
 
 

@@ -56,8 +56,8 @@ class SpireDrafter:
 
     def open(self, sequence: RequestState) -> None:
         if sequence.id not in self._slots and self._free:
-            slot = self._slots[sequence.id] = _Slot(self._free.pop())
-            self._step.open(slot.index)
+            # Its last owner's memories were forgotten when it left.
+            self._slots[sequence.id] = _Slot(self._free.pop())
 
     def close(self, sequence_id: int) -> None:
         slot = self._slots.pop(sequence_id, None)

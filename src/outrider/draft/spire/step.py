@@ -44,10 +44,6 @@ class SpireStep:
         self._keys, self._values = torch.zeros(heads), torch.zeros(heads)
         self._position = torch.full((slots, c.sink + ring), -1)
 
-    def open(self, slot: int) -> None:
-        """Take a slot that remembers nothing."""
-        self._position[slot] = -1
-
     def close(self, slot: int) -> None:
         """Forget everything of the slot."""
         self._position[slot] = -1
