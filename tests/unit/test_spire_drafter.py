@@ -7,6 +7,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any, cast
 
+import numpy as np
 import pytest
 import torch
 
@@ -17,7 +18,8 @@ from outrider.draft.ngram import NgramDrafter
 from outrider.draft.none import NoDrafter
 from outrider.draft.spire.build import build_spire
 from outrider.draft.spire.config import SpireConfig
-from outrider.draft.spire.products import native_products, torch_products
+from outrider.draft.spire.step_native import NativeSpireStep
+from outrider.draft.spire.step_torch import TorchSpireStep
 from outrider.draft.spire.weights import SpireWeights, load, save
 from outrider.engine.engine import Engine
 from outrider.errors import CapabilityError, ModelError
@@ -90,10 +92,14 @@ def generate(
     return [outputs[each] for each in ids]
 
 
+def dense(native: Any, pool: Any, weight_OI: torch.Tensor, gate: str = "") -> Any:
+    return native.module.Matrix.dense(pool, np.ascontiguousarray(weight_OI.numpy()), gate=gate)
+
+
 @pytest.fixture
 def exact(monkeypatch: pytest.MonkeyPatch) -> None:
     """Products as the weights are, where the native ones would be in int8."""
-    monkeypatch.setattr("outrider.draft.spire.build.native_products", lambda weights, _: torch_products(weights))
+    monkeypatch.setattr("outrider.draft.spire.step_native._matrix", dense)
 
 
 @pytest.mark.usefixtures("exact")
@@ -305,17 +311,37 @@ def test_only_drafters_that_ask_for_states_get_them(runner: DecoderRunner) -> No
     assert all(not named for named in asked)
 
 
-def test_int8_products_are_nearly_the_weights() -> None:
+@pytest.mark.parametrize(("rough", "tolerance"), [(False, 1e-4), (True, 0.1)])
+@pytest.mark.parametrize("changes", [{}, {"sees_itself": False}, {"feedback": False}, {"window": None}], ids=str)
+def test_native_steps_are_those_of_torch(
+    changes: dict[str, Any], rough: bool, tolerance: float, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Logits of drafts behind remembered states, some of them rejected; int8 is near."""
     from outrider import kernels
 
     native = kernels.load().native
     if native is None:
         pytest.skip("no native kernels here")
+    if not rough:
+        monkeypatch.setattr("outrider.draft.spire.step_native._matrix", dense)
     weights = small_draft()
-    exact, rough = torch_products(weights), native_products(weights, native)
-    assert exact.keys() == rough.keys()
-    for name, product in exact.items():
-        x_NI = torch.randn(3, weights.tensors[name].shape[1], generator=torch.Generator().manual_seed(1))
-        wanted, got = product(x_NI), rough[name](x_NI)
-        assert got.shape == wanted.shape
-        assert float((got - wanted).norm() / wanted.norm()) < 0.03, name
+    weights = replace(weights, config=replace(weights.config, **changes))
+    table_VD = dict(random_weights(LLAMA))["model.embed_tokens.weight"].float()
+    embedding = native.module.Matrix.dense(native.module.Pool(1, native.level), table_VD.numpy())
+    sizes = {"slots": 2, "ring": 64, "max_model_len": 64}
+    steps = (
+        TorchSpireStep(weights, lambda ids: table_VD[list(ids)], **sizes),
+        NativeSpireStep(weights, native, embedding, **sizes),
+    )
+    generator = torch.Generator().manual_seed(2)
+    for turn in range(4):
+        start, states_LND = turn * 5, torch.randn(2, 5, weights.config.hidden_size, generator=generator)
+        drafts: list[torch.Tensor] = []
+        for step in steps:
+            step.remember(1, range(start, start + 5), states_LND)
+            tokens = [[7, 9], [11, 2], [5, 5]]
+            positions = [start + 5, turn]
+            logits = [step.step(t, [1, 0], [p + i for p in positions]) for i, t in enumerate(tokens)]
+            drafts.append(torch.stack(logits))
+        wanted, got = drafts
+        assert float((got - wanted).norm() / wanted.norm()) < tolerance

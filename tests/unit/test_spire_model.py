@@ -9,8 +9,7 @@ from typing import Any
 import pytest
 import torch
 
-from outrider.draft.spire.products import torch_products
-from outrider.draft.spire.step import SpireStep
+from outrider.draft.spire.step_torch import TorchSpireStep
 from outrider.train.methods.spire.loss import mixed_loss
 from outrider.train.methods.spire.model import Segments, SpireModule
 from tests.unit.spires import POSITIONS, TINY, VARIANTS, module_of, segments_of, sequential, weights_of
@@ -18,9 +17,8 @@ from tests.unit.spires import POSITIONS, TINY, VARIANTS, module_of, segments_of,
 STARTS = [0, 2, 30]
 
 
-def step_of(module: SpireModule, embed: Callable[[Any], torch.Tensor], **sizes: int) -> SpireStep:
-    weights = weights_of(module)
-    return SpireStep(weights, torch_products(weights), embed, **sizes)
+def step_of(module: SpireModule, embed: Callable[[Any], torch.Tensor], **sizes: int) -> TorchSpireStep:
+    return TorchSpireStep(weights_of(module), embed, **sizes)
 
 
 @pytest.mark.parametrize("start", STARTS)

@@ -28,6 +28,7 @@ if TYPE_CHECKING:
         Pool: type[_native.Pool]
         Matrix: type[_native.Matrix]
         Decoder: type[_native.Decoder]
+        SpireDraft: type[_native.SpireDraft]
 
 
 LEVEL_VARIABLE = "OUTRIDER_KERNELS"

@@ -158,3 +158,72 @@ class Decoder:
 
     def move(self, slot: int, sources: NDArray[np.int32], target: int) -> None:
         """Copy keys and values of positions ``sources`` (ascending, none below its target) to ``target`` and on."""
+
+class SpireDraft:
+    """A SPIRe draft: queries come from its own residual stream, keys and values from memory vectors: states that are
+    given for committed positions, and for its own positions a mixture over the depth of its stream.
+    """
+
+    def __init__(
+        self,
+        pool: Pool,
+        *,
+        num_heads: int,
+        num_kv_heads: int,
+        head_dim: int,
+        norm_eps: float,
+        window: int,
+        sink: int,
+        sees_itself: bool,
+        slots: int,
+        ring: int,
+        embedding: Matrix,
+        head: Matrix,
+        norm_D: NDArray[np.float32],
+        mix_LS: NDArray[np.float32],
+        cos_SP: NDArray[np.float32],
+        sin_SP: NDArray[np.float32],
+    ) -> None:
+        """``window`` 0: everything earlier is seen, and with ``sees_itself`` the position itself, by its layer's input. The first ``sink`` positions of a slot have places of their own,
+        later ones share ``ring`` places: at least the window and the most draft tokens, and without a window the
+        longest text. ``embedding`` is looked up by rows and may be another model's, of another pool. ``mix_LS`` ``(L, L + 1)``: shares
+        of the stream before the first layer and after each in a layer's memory of an own position. Rotations are as
+        ``Decoder`` has them; they are the positions there are."""
+
+    def add_layer(
+        self,
+        *,
+        input_norm_D: NDArray[np.float32],
+        q: Matrix,
+        kv: Matrix,
+        out: Matrix,
+        mlp_norm_D: NDArray[np.float32],
+        gate_up: Matrix,
+        down: Matrix,
+    ) -> None:
+        """Append a layer. ``kv``: rows of k heads, then of v heads. ``gate_up``: gated."""
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of the packed weights that a step multiplies with: without the embedding."""
+    def open(self, slot: int) -> None:
+        """Take a slot that is closed. ValueError when it is open."""
+
+    def close(self, slot: int) -> None:
+        """Free a slot and forget its positions. ValueError when it is not open."""
+
+    def remember(
+        self, slots_N: NDArray[np.int32], positions_N: NDArray[np.int32], states_LND: NDArray[np.float32]
+    ) -> None:
+        """Make layer l's keys and values of these positions from ``states[l]``, normed by its input norm, in place of
+        what their places held; of rows that share a place the last stays."""
+
+    def step(
+        self,
+        tokens_N: NDArray[np.int32],
+        slots_N: NDArray[np.int32],
+        positions_N: NDArray[np.int32],
+        logits_NV: NDArray[np.float32],
+    ) -> None:
+        """Run and remember one own position of each of N different slots. It sees the earlier positions that are
+        remembered, in the sink or at most ``window`` before it; attention to none is zero."""

@@ -6,9 +6,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from outrider.draft.spire.config import SpireConfig
-from outrider.draft.spire.drafter import SpireDrafter
-from outrider.draft.spire.products import native_products, torch_products
-from outrider.draft.spire.step import SpireStep
+from outrider.draft.spire.drafter import SpireDrafter, SpireStep
+from outrider.draft.spire.step_native import NativeSpireStep
+from outrider.draft.spire.step_torch import TorchSpireStep
 from outrider.draft.spire.weights import SpireWeights, load
 from outrider.errors import CapabilityError
 from outrider.models.decoder import DecoderRunner
@@ -47,21 +47,17 @@ def _check_fit(draft: SpireConfig, runner: DecoderRunner, folder: Path) -> None:
 
 
 def _step(weights: SpireWeights, runner: DecoderRunner, most: int) -> SpireStep:
-    import numpy as np
-    import torch
-
     from outrider.models.decoder_native import NativeForward
     from outrider.models.decoder_torch import TorchForward
 
-    c, forward = weights.config, runner.forward
-    sizes = {"slots": runner.max_num_seqs, "max_model_len": runner.max_model_len}
-    ring = runner.max_model_len if c.window is None else c.window + most
+    window, forward = weights.config.window, runner.forward
+    sizes = {
+        "slots": runner.max_num_seqs,
+        "ring": runner.max_model_len if window is None else window + most,
+        "max_model_len": runner.max_model_len,
+    }
     if isinstance(forward, NativeForward):
-        packed = forward.weights.embedding
-        products = native_products(weights, forward.native)
-        return SpireStep(
-            weights, products, lambda ids: torch.from_numpy(packed.rows(np.array(ids, np.int32))), ring=ring, **sizes
-        )
+        return NativeSpireStep(weights, forward.native, forward.weights.embedding, **sizes)
     assert isinstance(forward, TorchForward)
     table_VD = forward.weights.embedding
-    return SpireStep(weights, torch_products(weights), lambda ids: table_VD[list(ids)], ring=ring, **sizes)
+    return TorchSpireStep(weights, lambda ids: table_VD[list(ids)], **sizes)

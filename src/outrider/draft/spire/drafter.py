@@ -8,7 +8,7 @@ place until the target's states of that position come with the round.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Protocol
 
 import torch
 
@@ -19,7 +19,16 @@ if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
     from outrider.draft.spire.config import SpireConfig
-    from outrider.draft.spire.step import SpireStep
+
+
+class SpireStep(Protocol):
+    """A draft's forward pass and what it remembers, by slot."""
+
+    def close(self, slot: int) -> None: ...
+
+    def remember(self, slot: int, positions: Sequence[int], states_LND: torch.Tensor) -> None: ...
+
+    def step(self, tokens: Sequence[int], slots: Sequence[int], positions: Sequence[int]) -> torch.Tensor: ...
 
 
 @dataclass

@@ -27,6 +27,13 @@ class SpireWeights:
     tensors: dict[str, torch.Tensor]
     draft_ids: torch.Tensor
 
+    def shares(self) -> torch.Tensor:
+        """Of the stream before the layers and after each, in a layer's memory of an own position: ``(L, L + 1)``."""
+        c = self.config
+        if not c.feedback:
+            return torch.eye(c.num_layers, c.num_layers + 1)
+        return torch.softmax(self.tensors["mix"], -1)
+
 
 def shapes(c: SpireConfig) -> dict[str, tuple[int, ...]]:
     """Every tensor of a draft but its ids."""

@@ -3,25 +3,13 @@
 #include <algorithm>
 #include <cstring>
 #include <set>
-#include <stdexcept>
 #include <string>
 
+#include "checks.hpp"
 #include "numbers.hpp"
 #include "step.hpp"
 
 namespace outrider {
-
-namespace {
-
-std::string text(int value) { return std::to_string(value); }
-
-[[noreturn]] void refuse(const std::string& reason) { throw std::invalid_argument(reason); }
-
-void check_range(const char* what, int value, int limit) {
-    if (value < 0 || value >= limit) refuse(std::string(what) + " " + text(value) + " is not in 0.." + text(limit - 1));
-}
-
-}  // namespace
 
 PaddedVector::PaddedVector(const float* values, int size) : memory_(padded_row(size) * sizeof(float)) {
     std::memcpy(memory_.as<float>(), values, size * sizeof(float));
@@ -38,28 +26,21 @@ Decoder::Decoder(std::shared_ptr<Pool> pool, const DecoderShape& shape, MatrixPt
       local_(std::move(local)),
       slots_(pool_->level(), shape.num_layers, shape.slots, shape.num_kv_heads, shape.head_dim, shape.positions,
              shape.bf16_kv),
+      phases_(*pool_),
       scratch_(pool_->threads()),
       prepared_(pool_->threads()) {
-    check_matrix("embedding", embedding_, shape.vocab_size, shape.hidden_size, false);
-    check_matrix("head", head_, shape.vocab_size, shape.hidden_size, false);
-}
-
-void Decoder::check_matrix(const char* name, const MatrixPtr& matrix, int outputs, int inputs, bool gated) const {
-    if (matrix->pool() != pool_) refuse(std::string(name) + " was packed for another pool");
-    if (matrix->outputs() != outputs || matrix->inputs() != inputs || (matrix->packed().gate != Gate::none) != gated)
-        refuse(std::string(name) + " is " + (matrix->packed().gate != Gate::none ? "gated " : "") +
-               text(matrix->outputs()) + " x " + text(matrix->inputs()) + ", needed is " + (gated ? "gated " : "") +
-               text(outputs) + " x " + text(inputs));
+    check_matrix("embedding", *embedding_, pool_, shape.vocab_size, shape.hidden_size, false);
+    check_matrix("head", *head_, pool_, shape.vocab_size, shape.hidden_size, false);
 }
 
 void Decoder::add_layer(Layer layer) {
     std::lock_guard<std::mutex> lock(turn_);
     const DecoderShape& s = shape_;
     if (int(layers_.size()) == s.num_layers) refuse("the decoder has all of its " + text(s.num_layers) + " layers");
-    check_matrix("qkv", layer.qkv, (s.num_heads + 2 * s.num_kv_heads) * s.head_dim, s.hidden_size, false);
-    check_matrix("out", layer.out, s.hidden_size, s.num_heads * s.head_dim, false);
-    check_matrix("gate_up", layer.gate_up, layer.gate_up->outputs(), s.hidden_size, true);
-    check_matrix("down", layer.down, s.hidden_size, layer.gate_up->outputs(), false);
+    check_matrix("qkv", *layer.qkv, pool_, (s.num_heads + 2 * s.num_kv_heads) * s.head_dim, s.hidden_size, false);
+    check_matrix("out", *layer.out, pool_, s.hidden_size, s.num_heads * s.head_dim, false);
+    check_matrix("gate_up", *layer.gate_up, pool_, layer.gate_up->outputs(), s.hidden_size, true);
+    check_matrix("down", *layer.down, pool_, s.hidden_size, layer.gate_up->outputs(), false);
     layers_.push_back(std::move(layer));
 }
 
@@ -73,8 +54,7 @@ size_t Decoder::nbytes() const {
 }
 
 void Decoder::check(const Batch& batch) const {
-    if (int(layers_.size()) != shape_.num_layers)
-        refuse("the decoder has " + text(int(layers_.size())) + " of its " + text(shape_.num_layers) + " layers");
+    check_layers("the decoder", layers_.size(), shape_.num_layers);
     for (int row = 0; row < batch.rows; ++row) check_range("token", batch.tokens[row], shape_.vocab_size);
     for (int i = 0; i < batch.wanted; ++i) check_range("wanted row", batch.wanted_rows[i], batch.rows);
     for (int i = 0; i < batch.layers; ++i) check_range("layer", batch.layer_list[i], shape_.num_layers + 1);

@@ -6,6 +6,7 @@
 
 #include "matrix.hpp"
 #include "memory.hpp"
+#include "phases.hpp"
 #include "pool.hpp"
 #include "slots.hpp"
 
@@ -75,7 +76,6 @@ private:
     friend class Step;
     void check(const Batch& batch) const;
     void check_tree(const Batch& batch) const;
-    void check_matrix(const char* name, const MatrixPtr& matrix, int outputs, int inputs, bool gated) const;
 
     std::shared_ptr<Pool> pool_;
     std::mutex turn_;  // callers take turns, whatever they call
@@ -87,7 +87,8 @@ private:
     Slots slots_;
 
     // Room that steps share.
-    Memory stream_, projected_, attended_, inner_, side_, queries_, parts_, phases_;
+    Memory stream_, projected_, attended_, inner_, side_, queries_, parts_, joined_;
+    Phases phases_;
     std::vector<Memory> scratch_;
     std::vector<Prepared> prepared_;
 };

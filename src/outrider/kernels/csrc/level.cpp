@@ -30,6 +30,7 @@ namespace OUTRIDER_CODE {
 #include "vectors.hpp"
 #include "product.hpp"
 #include "attention.hpp"
+#include "listed.hpp"
 
 }  // namespace OUTRIDER_CODE
 
@@ -42,6 +43,7 @@ constexpr Level OUTRIDER_JOIN(level_, OUTRIDER_LEVEL) = {
     OUTRIDER_CODE::rotate,         OUTRIDER_CODE::store_query,  OUTRIDER_CODE::append,
     OUTRIDER_CODE::expect,         OUTRIDER_CODE::expect_block, OUTRIDER_CODE::copy_position,
     OUTRIDER_CODE::attend_block,   OUTRIDER_CODE::merge,        OUTRIDER_CODE::finish,
+    OUTRIDER_CODE::attend_listed,
 };
 
 }  // namespace outrider

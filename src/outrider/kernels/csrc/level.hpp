@@ -84,6 +84,20 @@ struct Attend {
     char* scratch;
 };
 
+// Attention of one key/value head's queries over the keys that `entries` lists, at least one. Rows of keys, values and
+// queries are `stride` floats apart, padded with zeros to whole vectors of every level.
+struct Listed {
+    const float *keys, *values;
+    size_t stride;
+    int head_dim;
+    const int* entries;
+    int count;
+    const float* query;
+    int group;
+    float* scores;  // scratch: padded_row(count) floats by query
+    float* out;     // (group, head_dim)
+};
+
 struct Level {
     const char* name;
     int lanes;         // floats in a vector
@@ -103,6 +117,7 @@ struct Level {
     void (*attend)(const Attend&);
     void (*merge)(float* state, const float* part, int width);
     void (*finish)(InputKind as, char* out, const float* state, int head_dim);
+    void (*attend_listed)(const Listed&);
 };
 
 // Floats of a row with its padding.

@@ -7,11 +7,12 @@
 #include <nanobind/stl/vector.h>
 
 #include <optional>
-#include <stdexcept>
 
+#include "arrays.hpp"
 #include "decoder.hpp"
 #include "levels.hpp"
 #include "sources.hpp"
+#include "spire_module.hpp"
 
 namespace nb = nanobind;
 using namespace nb::literals;
@@ -19,31 +20,8 @@ using namespace outrider;
 
 namespace {
 
-template <class T, int Dimensions>
-using Array = nb::ndarray<const T, nb::ndim<Dimensions>, nb::c_contig, nb::device::cpu>;
-template <class T, int Dimensions>
-using Output = nb::ndarray<T, nb::ndim<Dimensions>, nb::c_contig, nb::device::cpu>;
-using Floats = Array<float, 1>;
 using Bias = std::optional<Floats>;
 using FloatArray2 = nb::ndarray<nb::numpy, float, nb::ndim<2>>;
-
-[[noreturn]] void refuse(const std::string& reason) { throw std::invalid_argument(reason); }
-
-// An array's size along one dimension, which must fit the int that kernels count with.
-template <class A>
-int size_of(const A& array, int dimension) {
-    if (array.shape(dimension) > size_t(INT32_MAX)) refuse("an array is too large");
-    return int(array.shape(dimension));
-}
-
-template <class A>
-void need_shape(const char* name, const A& array, std::vector<size_t> wanted) {
-    for (size_t i = 0; i < wanted.size(); ++i) {
-        if (array.shape(i) != wanted[i])
-            refuse(std::string(name) + " has " + std::to_string(array.shape(i)) + " entries in dimension " +
-                   std::to_string(i) + ", needed are " + std::to_string(wanted[i]));
-    }
-}
 
 template <class T>
 T one_of(const char* what, const std::string& word, std::vector<std::pair<const char*, T>> known) {
@@ -158,14 +136,6 @@ FloatArray2 rows_of(const Matrix& matrix, Array<int32_t, 1> indices) {
     return array_of(count, matrix.inputs(), std::move(out));
 }
 
-Rotations rotations(const char* name, Array<float, 2> cosines, Array<float, 2> sines, const DecoderShape& shape) {
-    const std::vector<size_t> wanted{size_t(shape.positions), size_t(shape.head_dim / 2)};
-    need_shape(name, cosines, wanted);
-    need_shape(name, sines, wanted);
-    const size_t size = wanted[0] * wanted[1];
-    return {{cosines.data(), cosines.data() + size}, {sines.data(), sines.data() + size}};
-}
-
 void make_decoder(Decoder* self, std::shared_ptr<Pool> pool, int vocab_size, int hidden_size, int num_heads,
                   int num_kv_heads, int head_dim, int num_layers, float norm_eps, float attention_scale, int window,
                   float embedding_scale, int slots, int positions, const std::string& kv_dtype, MatrixPtr embedding,
@@ -181,14 +151,13 @@ void make_decoder(Decoder* self, std::shared_ptr<Pool> pool, int vocab_size, int
                              attention_scale, embedding_scale, window,    slots,        positions, bf16};
     need_shape("norm_D", norm, {size_t(hidden_size)});
     new (self) Decoder(std::move(pool), shape, std::move(embedding), std::move(head), norm.data(),
-                       rotations("cos_SP and sin_SP", cosines, sines, shape),
-                       rotations("local_cos_SP and local_sin_SP", local_cosines, local_sines, shape));
+                       rotations("cos_SP and sin_SP", cosines, sines, positions, head_dim),
+                       rotations("local_cos_SP and local_sin_SP", local_cosines, local_sines, positions, head_dim));
 }
 
 PaddedVector optional_vector(const char* name, const Bias& values, int size) {
     if (!values) return {};
-    need_shape(name, *values, {size_t(size)});
-    return PaddedVector(values->data(), size);
+    return vector_of(name, *values, size);
 }
 
 void add_layer(Decoder& decoder, bool local, Floats input_norm, MatrixPtr qkv, Bias q_norm, Bias k_norm, MatrixPtr out,
@@ -196,11 +165,11 @@ void add_layer(Decoder& decoder, bool local, Floats input_norm, MatrixPtr qkv, B
     const int width = decoder.shape().hidden_size, dim = decoder.shape().head_dim;
     Layer layer;
     layer.local = local;
-    layer.input_norm = optional_vector("input_norm_D", input_norm, width);
+    layer.input_norm = vector_of("input_norm_D", input_norm, width);
     layer.q_norm = optional_vector("q_norm", q_norm, dim);
     layer.k_norm = optional_vector("k_norm", k_norm, dim);
     layer.post_attention_norm = optional_vector("post_attention_norm_D", post_attention_norm, width);
-    layer.mlp_norm = optional_vector("mlp_norm_D", mlp_norm, width);
+    layer.mlp_norm = vector_of("mlp_norm_D", mlp_norm, width);
     layer.post_mlp_norm = optional_vector("post_mlp_norm_D", post_mlp_norm, width);
     layer.qkv = std::move(qkv);
     layer.out = std::move(out);
@@ -208,8 +177,6 @@ void add_layer(Decoder& decoder, bool local, Floats input_norm, MatrixPtr qkv, B
     layer.down = std::move(down);
     decoder.add_layer(std::move(layer));
 }
-
-using Ints = Array<int32_t, 1>;
 
 void step(Decoder& decoder, Ints tokens, Ints slots, Ints starts, Ints counts, Ints wanted, Output<float, 2> logits,
           std::optional<Output<float, 2>> hidden, std::optional<Ints> layers, std::optional<Output<float, 3>> states,
@@ -222,12 +189,10 @@ void step(Decoder& decoder, Ints tokens, Ints slots, Ints starts, Ints counts, I
     if (layers.has_value() != states.has_value()) refuse("layers_L and states_LND go together");
     if (states) need_shape("states_LND", *states, {layers->shape(0), tokens.shape(0), width});
     if (parents) need_shape("parents_N", *parents, {tokens.shape(0)});
-    // Copies: what has been checked must not change while threads use it.
-    const auto copy = [](const Ints& ints) { return std::vector<int>(ints.data(), ints.data() + ints.shape(0)); };
-    const std::vector<int> token_list = copy(tokens), slot_list = copy(slots), start_list = copy(starts),
-                           count_list = copy(counts), wanted_list = copy(wanted),
-                           parent_list = parents ? copy(*parents) : std::vector<int>(),
-                           layer_list = layers ? copy(*layers) : std::vector<int>();
+    const std::vector<int> token_list = copied(tokens), slot_list = copied(slots), start_list = copied(starts),
+                           count_list = copied(counts), wanted_list = copied(wanted),
+                           parent_list = parents ? copied(*parents) : std::vector<int>(),
+                           layer_list = layers ? copied(*layers) : std::vector<int>();
     Batch batch{};
     batch.rows = size_of(tokens, 0);
     batch.feeds = size_of(slots, 0);
@@ -304,4 +269,5 @@ NB_MODULE(_native, m) {
              "hidden_MD"_a.noconvert() = nb::none(), "layers_L"_a.noconvert() = nb::none(),
              "states_LND"_a.noconvert() = nb::none(), "parents_N"_a.noconvert() = nb::none())
         .def("move", &move, "slot"_a, "sources"_a.noconvert(), "target"_a);
+    bind_spire(m);
 }

@@ -14,8 +14,6 @@ constexpr int kRowsAlone = 8;
 constexpr int kQueriesTogether = 48;
 // States of all blocks are kept until they are joined, which is for few rows only.
 constexpr int kMostRowsSplit = 64;
-// Numbers that threads write all the time lie on cache lines of their own.
-constexpr int kApart = 16;
 
 }  // namespace
 
@@ -25,35 +23,10 @@ Step::Step(Decoder& decoder, const Batch& batch)
     plan_attention();
     take_memory();
     together_ = std::max(batch.rows, batch.wanted) > kRowsAlone && pool_.threads() > 1;
-    row_bounds_ = evenly(batch.rows);
-    head_bounds_ = evenly(batch.rows * shape_.num_kv_heads);
-    piece_bounds_ = evenly(int(pieces_.size()));
-    wanted_bounds_ = evenly(batch.wanted);
-    next_phase_.assign(pool_.threads() * kApart, 0);
-}
-
-std::vector<int> Step::evenly(int count) const {
-    std::vector<int> bounds;
-    for (int64_t t = 0; t <= pool_.threads(); ++t) bounds.push_back(int(count * t / pool_.threads()));
-    return bounds;
-}
-
-template <class Ready, class Unit>
-void Step::phase(int thread, const std::vector<int>& bounds, Ready&& ready, Unit&& unit) {
-    const int threads = pool_.threads(), total = bounds[threads];
-    std::atomic<int>* counts = d_.phases_.as<std::atomic<int>>() + next_phase_[thread * kApart]++ * phase_counts_;
-    std::atomic<int>&finished = counts[0], *claimed = counts + 1;
-    int done = 0;
-    for (int k = 0; k < threads; ++k) {
-        const int owner = (thread + k) % threads, end = bounds[owner + 1];
-        for (int i = bounds[owner] + claimed[owner].fetch_add(1); i < end;
-             i = bounds[owner] + claimed[owner].fetch_add(1)) {
-            if (done++ == 0) ready();
-            unit(i);
-        }
-    }
-    if (done > 0 && finished.fetch_add(done) + done == total) pool_.announce();
-    pool_.await([&] { return finished.load() == total; });
+    row_bounds_ = d_.phases_.evenly(batch.rows);
+    head_bounds_ = d_.phases_.evenly(batch.rows * shape_.num_kv_heads);
+    piece_bounds_ = d_.phases_.evenly(int(pieces_.size()));
+    wanted_bounds_ = d_.phases_.evenly(batch.wanted);
 }
 
 void Step::place_rows() {
@@ -127,13 +100,11 @@ void Step::take_memory() {
         d_.prepared_[t].reserve(t == 0 ? most : std::min(most, kRowsAlone),
                                 std::max({shape_.hidden_size, attended, inner}));
 
-    phase_counts_ = round_up(1 + threads, kApart);
-    const size_t phases = (12 * shape_.num_layers + batch_.layers + 4) * phase_counts_;
+    d_.phases_.begin(12 * shape_.num_layers + batch_.layers + 4);
     const size_t pieces = tiles_.size() * shape_.num_layers * shape_.num_kv_heads;
-    d_.phases_.reserve((phases + pieces) * sizeof(std::atomic<int>));
-    auto* counts = d_.phases_.as<std::atomic<int>>();
-    for (size_t i = 0; i < phases + pieces; ++i) new (counts + i) std::atomic<int>(0);
-    joined_count_ = counts + phases;
+    d_.joined_.reserve(pieces * sizeof(std::atomic<int>));
+    joined_count_ = d_.joined_.as<std::atomic<int>>();
+    for (size_t i = 0; i < pieces; ++i) new (joined_count_ + i) std::atomic<int>(0);
 }
 
 Sink Step::written_for(const Matrix& matrix, const Memory& memory) const {
@@ -149,7 +120,7 @@ void Step::run(int thread) {
 }
 
 void Step::embed(int thread) {
-    phase(thread, row_bounds_, [&](int row) {
+    d_.phases_.run(thread, row_bounds_, [&](int row) {
         float* out = d_.stream_.as<float>() + row * stream_stride_;
         d_.embedding_->read_row(batch_.tokens[row], out);
         for (int i = 0; i < shape_.hidden_size; ++i) out[i] *= shape_.embedding_scale;
@@ -168,9 +139,10 @@ void Step::layer(int thread, int index) {
 
     expect_rows(thread, index);
     normed_product(thread, *layer.qkv, *layer.out, layer.input_norm.data(), projected);
-    phase(thread, head_bounds_,
-          [&](int i) { rotate_and_append(thread, layer, index, i / shape_.num_kv_heads, i % shape_.num_kv_heads); });
-    phase(thread, piece_bounds_, [&](int i) { attend_piece(thread, pieces_[i], layer, index); });
+    d_.phases_.run(thread, head_bounds_, [&](int i) {
+        rotate_and_append(thread, layer, index, i / shape_.num_kv_heads, i % shape_.num_kv_heads);
+    });
+    d_.phases_.run(thread, piece_bounds_, [&](int i) { attend_piece(thread, pieces_[i], layer, index); });
     product(thread, *layer.out, *layer.gate_up, attended, post_attention ? side : residual);
     if (post_attention) add_normed(thread, post_attention);
     normed_product(thread, *layer.gate_up, *layer.down, layer.mlp_norm.data(), inner);
@@ -185,7 +157,7 @@ void Step::finish(int thread) {
     const int width = shape_.hidden_size;
     const Packed& head = d_.head_->packed();
     Prepared& prepared = d_.prepared_[0];
-    phase(thread, wanted_bounds_, [&](int i) {
+    d_.phases_.run(thread, wanted_bounds_, [&](int i) {
         float* normed = d_.scratch_[thread].as<float>();
         level_.norm(normed, d_.stream_.as<float>() + batch_.wanted_rows[i] * stream_stride_, d_.norm_.data(), width,
                     shape_.norm_eps);
@@ -201,7 +173,7 @@ void Step::keep_states(int thread, int layers_done) {
     const int width = shape_.hidden_size;
     for (int k = 0; k < batch_.layers; ++k) {
         if (batch_.layer_list[k] != layers_done) continue;
-        phase(thread, row_bounds_, [&](int row) {
+        d_.phases_.run(thread, row_bounds_, [&](int row) {
             std::memcpy(batch_.states + (size_t(k) * batch_.rows + row) * width,
                         d_.stream_.as<float>() + row * stream_stride_, width * sizeof(float));
         });
@@ -235,7 +207,7 @@ void Step::prepared_product(int thread, const Matrix& matrix, const Matrix& next
         }
         prepared.prepare(level_, packed, row, own);
     };
-    if (together_) phase(thread, row_bounds_, prepare);
+    if (together_) d_.phases_.run(thread, row_bounds_, prepare);
     multiply(thread, matrix, next, prepared.view(packed), batch_.rows, sink, [&] {
         for (int row = 0; row < batch_.rows && !together_; ++row) prepare(row);
     });
@@ -245,14 +217,14 @@ template <class Ready>
 void Step::multiply(int thread, const Matrix& matrix, const Matrix& next, const Inputs& inputs, int rows,
                     const Sink& sink, Ready&& ready) {
     const int last = matrix.parts()[thread + 1] - 1;
-    phase(thread, matrix.parts(), ready, [&](int block) {
+    d_.phases_.run(thread, matrix.parts(), ready, [&](int block) {
         level_.multiply(matrix.packed(), inputs, rows, block, block == last ? next.begin(thread) : matrix.after(block),
                         sink, d_.scratch_[thread].as<float>());
     });
 }
 
 void Step::add_normed(int thread, const float* norm) {
-    phase(thread, row_bounds_, [&](int row) {
+    d_.phases_.run(thread, row_bounds_, [&](int row) {
         float* normed = d_.scratch_[thread].as<float>();
         level_.norm(normed, d_.side_.as<float>() + row * stream_stride_, norm, shape_.hidden_size, shape_.norm_eps);
         level_.add(d_.stream_.as<float>() + row * stream_stride_, normed, shape_.hidden_size);

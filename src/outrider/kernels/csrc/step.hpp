@@ -1,5 +1,4 @@
-// One forward, run by the threads of a pool together: the same lines on each. It is a row of phases; a phase's units
-// are claimed by whoever comes, its owner first, and a thread goes on when all of them are done, whoever did them.
+// One forward, run by the threads of a pool together, phase by phase: the same lines on each.
 #pragma once
 #include <atomic>
 #include <vector>
@@ -36,16 +35,6 @@ private:
     void place_rows();
     void plan_attention();
     void take_memory();
-
-    // Runs the next phase: unit(i) for the units of all owners, owner t having [bounds[t], bounds[t + 1]). `ready`
-    // comes before a thread's first unit: what it reads stays as it is until the phase is over.
-    template <class Ready, class Unit>
-    void phase(int thread, const std::vector<int>& bounds, Ready&& ready, Unit&& unit);
-    template <class Unit>
-    void phase(int thread, const std::vector<int>& bounds, Unit&& unit) {
-        phase(thread, bounds, [] {}, unit);
-    }
-    std::vector<int> evenly(int count) const;
 
     void embed(int thread);
     void layer(int thread, int index);
@@ -93,9 +82,7 @@ private:
     bool split_ = false;     // pieces are single blocks, joined afterwards
     bool together_ = false;  // inputs are prepared by all threads for all, rather than by each for itself
     std::vector<int> row_bounds_, head_bounds_, piece_bounds_, wanted_bounds_;
-    std::vector<int> next_phase_;  // by thread, kApart apart
-    size_t phase_counts_ = 0;      // of a phase: units done, and units claimed by owner
-    int blocks_ = 0;               // most blocks of keys of a feed
+    int blocks_ = 0;  // most blocks of keys of a feed
     int tile_rows_ = 0;
     std::atomic<int>* joined_count_ = nullptr;                              // pieces done, by layer, tile and head
     size_t stream_stride_, projected_stride_, query_bytes_, state_floats_;  // strides in floats

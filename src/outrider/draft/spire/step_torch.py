@@ -1,8 +1,8 @@
-"""A SPIRe draft's weights at work: what it remembers of each sequence, and one position's logits from it."""
+"""A SPIRe draft's step in plain torch: what it remembers of each sequence, and one position's logits from it."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING
 
 import torch
@@ -11,14 +11,13 @@ import torch.nn.functional as F
 from outrider.draft.spire.rotation import rotations, turn
 
 if TYPE_CHECKING:
-    from outrider.draft.spire.products import Product
     from outrider.draft.spire.weights import SpireWeights
 
 Held = tuple[torch.Tensor, torch.Tensor]
 """Keys and values ``(T, G, E)``."""
 
 
-class SpireStep:
+class TorchSpireStep:
     """Keys and values slot by slot, float32: the sink's places, then a ring of ``ring`` positions.
 
     ``embed``: rows of the target's embedding table for token ids. Each place knows which position it holds, so what a
@@ -28,7 +27,6 @@ class SpireStep:
     def __init__(
         self,
         weights: SpireWeights,
-        products: Mapping[str, Product],
         embed: Callable[[Sequence[int]], torch.Tensor],
         *,
         slots: int,
@@ -36,9 +34,8 @@ class SpireStep:
         max_model_len: int,
     ) -> None:
         c = self.config = weights.config
-        self._products, self._embed, self._ring = products, embed, ring
-        self._norms = {name: tensor for name, tensor in weights.tensors.items() if tensor.dim() == 1}
-        self._share_LS = torch.softmax(weights.tensors["mix"], -1)
+        self._tensors, self._embed, self._ring = weights.tensors, embed, ring
+        self._share_LS = weights.shares()
         self._cos_PE, self._sin_PE = rotations(c, max_model_len)
         heads = (slots, c.num_layers, c.sink + ring, c.num_kv_heads, c.head_dim)
         self._keys, self._values = torch.zeros(heads), torch.zeros(heads)
@@ -68,7 +65,7 @@ class SpireStep:
             held = [(self._keys[slot, i, at], self._values[slot, i, at]) for slot, at in zip(slots, seen, strict=True)]
             stream.append(self._layer(i, stream[-1], positions_N, held))
         self._store(slots_N, positions_N, [self._memory(i, stream) for i in range(self.config.num_layers)])
-        return self._products["head"](self._norm("norm", stream[-1]))
+        return self._product("head", self._norm("norm", stream[-1]))
 
     def _seen(self, slot: int, position: int) -> torch.Tensor:
         """Places of the slot that a position sees."""
@@ -86,11 +83,11 @@ class SpireStep:
             held = [
                 (torch.cat((k, key_NGE[i, None])), torch.cat((v, value_NGE[i, None]))) for i, (k, v) in enumerate(held)
             ]
-        query_NHE = self._turn(self._products[at + "q"](normed_ND).view(len(x_ND), -1, c.head_dim), positions_N)
+        query_NHE = self._turn(self._product(at + "q", normed_ND).view(len(x_ND), -1, c.head_dim), positions_N)
         attended_NA = torch.stack([self._attend(query_NHE[i], *each) for i, each in enumerate(held)])
-        x_ND = x_ND + self._products[at + "out"](attended_NA)
-        inner_NI = self._products[at + "gate_up"](self._norm(at + "mlp_norm", x_ND))
-        return x_ND + self._products[at + "down"](inner_NI)
+        x_ND = x_ND + self._product(at + "out", attended_NA)
+        gate_NI, up_NI = self._product(at + "gate_up", self._norm(at + "mlp_norm", x_ND)).chunk(2, -1)
+        return x_ND + self._product(at + "down", F.silu(gate_NI) * up_NI)
 
     def _attend(self, query_HE: torch.Tensor, keys_TGE: torch.Tensor, values_TGE: torch.Tensor) -> torch.Tensor:
         c = self.config
@@ -100,8 +97,6 @@ class SpireStep:
         return (weights_GRT @ values_TGE.transpose(0, 1)).reshape(-1)
 
     def _memory(self, layer: int, stream: Sequence[torch.Tensor]) -> torch.Tensor:
-        if not self.config.feedback:
-            return stream[layer]
         return (self._share_LS[layer, :, None, None] * torch.stack(list(stream))).sum(0)
 
     def _store(self, slots_N: torch.Tensor, positions_N: torch.Tensor, memories_LND: Sequence[torch.Tensor]) -> None:
@@ -115,12 +110,16 @@ class SpireStep:
 
     def _keys_values(self, layer: int, normed_ND: torch.Tensor, positions_N: torch.Tensor) -> Held:
         c = self.config
-        kv = self._products[f"layers.{layer}.kv"](normed_ND).view(-1, 2, c.num_kv_heads, c.head_dim)
+        kv = self._product(f"layers.{layer}.kv", normed_ND).view(-1, 2, c.num_kv_heads, c.head_dim)
         return self._turn(kv[:, 0], positions_N), kv[:, 1]
 
     def _turn(self, heads_NGE: torch.Tensor, positions_N: torch.Tensor) -> torch.Tensor:
         return turn(heads_NGE, self._cos_PE[positions_N], self._sin_PE[positions_N])
 
+    def _product(self, name: str, x_NI: torch.Tensor) -> torch.Tensor:
+        # One by one: a product of several rows rounds in another way than one of a single row.
+        return torch.stack([self._tensors[name] @ x_I for x_I in x_NI])
+
     def _norm(self, name: str, x_ND: torch.Tensor) -> torch.Tensor:
-        weight_D = self._norms[name]
+        weight_D = self._tensors[name]
         return F.rms_norm(x_ND, weight_D.shape, weight_D, self.config.norm_eps)
