@@ -25,7 +25,7 @@ ORDER = (
     ("verify",),
     ("kernels",),
     ("models", "provenance"),
-    ("draft", "control"),
+    ("draft", "control", "calibrate"),
     ("engine",),
     ("testing", "prompts"),
     ("llm",),

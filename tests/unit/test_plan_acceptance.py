@@ -48,6 +48,15 @@ def test_survival_of_a_real_record() -> None:
     assert (measured.estimate.low, measured.estimate.high) == (1.0, 1.0)
 
 
+def test_rounds_without_a_draft_are_counted() -> None:
+    half = sample("ngram", 0, ((2, 2), (0, 0), (2, 1), (0, 0)))
+    (measured,) = read_measured(record(PLAIN, half, ngram=NGRAM), "r.json")
+    assert measured.estimate.drafting == 0.5
+    assert measured.estimate.survival == (0.5, 0.25)
+    (always,) = read_measured(record(PLAIN, FEW, ngram=NGRAM), "r.json")
+    assert always.estimate.drafting == 1.0
+
+
 def test_settings_are_pooled_by_rounds() -> None:
     (measured,) = read_measured(record(PLAIN, FEW, MORE, ngram=NGRAM), "r.json")
     assert measured.rounds == 8

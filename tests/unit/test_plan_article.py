@@ -3,68 +3,28 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
 import pytest
 
 from outrider.plan.architecture import Architecture
+from outrider.plan.article import ABLATIONS, LLAMA, SMALL, TAU, K, Setup, footprint
+from outrider.plan.article import MACHINE as HOI
 from outrider.plan.closed_form import alpha_for, net_saving
-from outrider.plan.cost import Footprint, Machine, ModelDraft, Speculation, critical_batch, critical_context
+from outrider.plan.cost import ModelDraft, ModelPass, Speculation, critical_batch, critical_context
 
-K = 4
-HOI = Machine(flops=600.0, bandwidth=1.0)
-
-TARGET = Architecture(8, 512, 8, 8, 128, 4096, vocab=0)
-VANILLA = Architecture(4, 256, 8, 8, 64, 2048, vocab=0)
-SPIRE = TARGET.trunk(2)
-LLAMA_70B = Architecture(80, 8192, 64, 8, 128, 28672, vocab=0)
-LLAMA_VANILLA = Architecture(32, 4096, 32, 8, 128, 14336, vocab=0)
-LLAMA_SPIRE = LLAMA_70B.trunk(20)
-
-TAU = {"vanilla": 2.647, "magicdec": 3.891, "spire": 3.401}
-"""At L = 512, which the article holds at every context."""
-
-
-def footprint(model: Architecture) -> Footprint:
-    """The article's counting: layers alone, one byte a number, no arithmetic of attention."""
-    body = model.body_parameters
-    return Footprint(body, 2.0 * body, model.layers * model.values_per_key)
-
-
-@dataclass(frozen=True)
-class Setup:
-    target: Architecture
-    vanilla: Architecture
-    spire: Architecture
-
-    def speculation(self, draft: str, machine: Machine = HOI) -> Speculation:
-        spire = footprint(self.spire)
-        drafts = {
-            "vanilla": ModelDraft(footprint(self.vanilla), machine),
-            "magicdec": ModelDraft(footprint(self.target), machine, sparse=True),
-            "spire": ModelDraft(
-                replace(spire, flops_per_row=spire.flops_per_row + self.spire.memory_flops), machine, sparse=True
-            ),
-        }
-        return Speculation(footprint(self.target), machine, drafts[draft])
-
-    def multipliers(self, batch: int, context: int) -> list[float]:
-        return [round(tau / self.speculation(draft).relative(batch, context)(K), 2) for draft, tau in TAU.items()]
-
-
-SMALL = Setup(TARGET, VANILLA, SPIRE)
-LLAMA = Setup(LLAMA_70B, LLAMA_VANILLA, LLAMA_SPIRE)
+TARGET, SPIRE = SMALL.target, SMALL.spire
 
 
 @pytest.mark.parametrize(
     ("model", "parameters"),
     [
         (TARGET, 67_117_056),
-        (VANILLA, 8_390_656),
+        (SMALL.vanilla, 8_390_656),
         (SPIRE, 16_779_264),
-        (LLAMA_70B, 68_452_352_000),
-        (LLAMA_VANILLA, 6_979_584_000),
-        (LLAMA_SPIRE, 17_113_088_000),
+        (LLAMA.target, 68_452_352_000),
+        (LLAMA.vanilla, 6_979_584_000),
+        (LLAMA.spire, 17_113_088_000),
     ],
 )
 def test_body_parameters(model: Architecture, parameters: int) -> None:
@@ -81,7 +41,7 @@ def test_body_parameters(model: Architecture, parameters: int) -> None:
     ],
 )
 def test_throughput_multipliers(setup: Setup, batch: int, context: int, multipliers: Sequence[float]) -> None:
-    assert setup.multipliers(batch, context) == multipliers
+    assert [round(setup.multiplier(draft, batch, context), 2) for draft in TAU] == multipliers
 
 
 def test_relative_cost_of_a_round() -> None:
@@ -90,9 +50,9 @@ def test_relative_cost_of_a_round() -> None:
 
 
 def test_without_a_sparse_cache_spire_gains_the_same_everywhere() -> None:
-    dense = Speculation(footprint(TARGET), HOI, ModelDraft(footprint(SPIRE), HOI))
+    dense = Speculation(ModelPass(footprint(TARGET), HOI), ModelDraft(ModelPass(footprint(SPIRE), HOI)))
     for batch, context in ((64, 512), (1, 32), (128, 8192)):
-        assert TAU["spire"] / dense.relative(batch, context)(K) == pytest.approx(1.70, abs=0.005)
+        assert TAU["SPIRe"] / dense.relative(batch, context)(K) == pytest.approx(1.70, abs=0.005)
 
 
 def test_intensity_cancels_where_memory_sets_every_pace() -> None:
@@ -101,12 +61,12 @@ def test_intensity_cancels_where_memory_sets_every_pace() -> None:
         ours, theirs = (SMALL.speculation(draft, machine).relative(64, 2048)(K) for machine in (HOI, faster))
         assert ours == pytest.approx(theirs, rel=1e-12)
     # Where arithmetic does, it matters.
-    assert SMALL.speculation("spire").relative(128, 8)(K) > SMALL.speculation("spire", faster).relative(128, 8)(K)
+    assert SMALL.speculation("SPIRe").relative(128, 8)(K) > SMALL.speculation("SPIRe", faster).relative(128, 8)(K)
 
 
 def test_without_overlap_speculation_gains_less() -> None:
     apart = replace(HOI, overlap=False)
-    speculation = SMALL.speculation("spire", apart)
+    speculation = SMALL.speculation("SPIRe", apart)
     target, draft = footprint(TARGET), footprint(SPIRE)
     f_draft = 64 * (draft.flops_per_row + SPIRE.memory_flops)
     memory = [600.0 * (TARGET.body_parameters + 64 * target.kv_bytes(512))]
@@ -114,10 +74,10 @@ def test_without_overlap_speculation_gains_less() -> None:
     f_target = 64 * target.flops_per_row
     expected = (K * (f_draft + memory[1]) + 5 * f_target + memory[0]) / (f_target + memory[0])
     assert speculation.relative(64, 512)(K) == pytest.approx(expected, rel=1e-12)
-    assert speculation.relative(64, 512)(K) > SMALL.speculation("spire").relative(64, 512)(K)
+    assert speculation.relative(64, 512)(K) > SMALL.speculation("SPIRe").relative(64, 512)(K)
 
 
-@pytest.mark.parametrize(("model", "article"), [(TARGET, 55), (LLAMA_70B, 5571)])
+@pytest.mark.parametrize(("model", "article"), [(TARGET, 55), (LLAMA.target, 5571)])
 def test_critical_context(model: Architecture, article: int) -> None:
     """The article counts the k drafts without the token they follow."""
     assert critical_context(footprint(model), HOI, rows=K) == article
@@ -151,14 +111,22 @@ def test_what_training_a_draft_costs_and_serving_with_it_saves() -> None:
     assert net_saving(2.14, 10) == pytest.approx(5.33, abs=0.005)
 
 
-@pytest.mark.parametrize(("draft", "alpha"), [("vanilla", 0.675), ("magicdec", 0.874), ("spire", 0.806)])
+@pytest.mark.parametrize(("draft", "alpha"), [("vanilla", 0.675), ("MagicDec", 0.874), ("SPIRe", 0.806)])
 def test_acceptance_rates_behind_the_article_s_tau(draft: str, alpha: float) -> None:
     assert alpha_for(TAU[draft], K) == pytest.approx(alpha, abs=0.0005)
 
 
-@pytest.mark.parametrize(
-    ("tau", "multiplier"),
-    [(3.401, 2.78), (3.375, 2.76), (3.352, 2.74), (3.105, 2.54), (3.069, 2.51), (2.959, 2.42)],
-)
-def test_ablations(tau: float, multiplier: float) -> None:
-    assert tau / SMALL.speculation("spire").relative(64, 512)(K) == pytest.approx(multiplier, abs=0.005)
+def test_ablations() -> None:
+    assert list(ABLATIONS.values()) == [3.401, 3.375, 3.352, 3.105, 3.069, 2.959]
+    multipliers = [SMALL.multiplier("SPIRe", 64, 512, tau) for tau in ABLATIONS.values()]
+    assert multipliers == pytest.approx([2.78, 2.76, 2.74, 2.54, 2.51, 2.42], abs=0.005)
+
+
+def test_where_each_draft_is_the_best() -> None:
+    """The crossovers of the figure over contexts: a small model while contexts are short, a sparse cache after."""
+
+    def best(setup: Setup, batch: int, context: int) -> str:
+        return max(TAU, key=lambda draft: setup.multiplier(draft, batch, context))
+
+    assert best(SMALL, 1, 32) == "vanilla"
+    assert best(SMALL, 64, 512) == best(SMALL, 128, 8192) == best(LLAMA, 64, 65_536) == "SPIRe"

@@ -14,6 +14,7 @@ from outrider.plan.closed_form import (
     best_k,
     break_even,
     expected_tokens,
+    fastest_k,
     geometric_survival,
     net_saving,
     speedup,
@@ -79,6 +80,23 @@ def test_the_marginal_rule_finds_the_best_of_all(survival: list[float], steps: l
 
     gains = [speedup(survival, k, cost) for k in range(len(survival) + 1)]
     assert gains[best_k(survival, cost)] == pytest.approx(max(gains), rel=1e-12)
+
+
+@given(survivals, st.lists(st.floats(0.001, 1.0), min_size=12, max_size=12))
+def test_trying_every_length_finds_the_best_for_any_cost(survival: list[float], steps: list[float]) -> None:
+    def cost(k: int) -> float:
+        return 1.0 + math.fsum(steps[:k])
+
+    k = fastest_k(survival, cost)
+    assert all(speedup(survival, k, cost) >= speedup(survival, other, cost) for other in range(len(survival) + 1))
+
+
+def test_the_marginal_rule_stops_at_a_step_that_trying_climbs() -> None:
+    """Rows come in pairs: a dear first one, then one for nothing."""
+    stairs = [1.0, 1.6, 1.6, 1.7]
+    assert best_k([0.5, 0.5, 0.1], stairs.__getitem__) == 0
+    assert fastest_k([0.5, 0.5, 0.1], stairs.__getitem__) == 2
+    assert fastest_k([0.5, 0.0], lambda k: 1.0 + (k > 1)) == 1
 
 
 def test_nothing_is_drafted_where_the_first_token_does_not_pay() -> None:

@@ -11,6 +11,8 @@ from outrider.plan.cost import (
     Footprint,
     Machine,
     ModelDraft,
+    ModelPass,
+    ScaledDraft,
     ShareDraft,
     Speculation,
     critical_batch,
@@ -21,6 +23,7 @@ from outrider.plan.cost import (
 
 MODEL = Footprint(weight_bytes=1000.0, flops_per_row=500.0, key_bytes=10.0)
 MACHINE = Machine(flops=100.0, bandwidth=10.0)
+PASS = ModelPass(MODEL, MACHINE)
 
 
 def test_plain_decoding_is_bound_by_reading_the_weights() -> None:
@@ -53,7 +56,7 @@ def test_a_window_bounds_the_cache() -> None:
 
 def test_a_round_is_its_drafts_and_one_pass() -> None:
     draft = Footprint(weight_bytes=100.0, flops_per_row=50.0, key_bytes=1.0)
-    speculation = Speculation(MODEL, MACHINE, ModelDraft(draft, MACHINE))
+    speculation = Speculation(PASS, ModelDraft(ModelPass(draft, MACHINE)))
     assert speculation.seconds(0, batch=2, context=50) == 200.0
     assert speculation.seconds(3, batch=2, context=50) == 200.0 + 3 * 20.0
     assert speculation.relative(2, 50)(3) == pytest.approx(1.3)
@@ -64,20 +67,26 @@ def test_a_round_is_its_drafts_and_one_pass() -> None:
 def test_a_sparse_draft_reads_an_eighth_of_the_keys_and_one() -> None:
     assert sparse_keys(0) == 1
     assert sparse_keys(512) == 65
-    draft = ModelDraft(Footprint(100.0, 1.0, 10.0), MACHINE, sparse=True)
+    draft = ModelDraft(ModelPass(Footprint(100.0, 1.0, 10.0), MACHINE), sparse=True)
     assert draft.seconds(batch=2, context=80, plain=0.0) == (100 + 2 * 10 * 11) / 10
 
 
 def test_a_draft_at_a_share_costs_it_of_a_plain_pass() -> None:
-    speculation = Speculation(MODEL, MACHINE, ShareDraft(0.25))
+    speculation = Speculation(PASS, ShareDraft(0.25))
     assert speculation.relative(2, 50)(4) == pytest.approx(2.0)
-    assert Speculation(MODEL, MACHINE, ShareDraft(0.0)).relative(2, 50)(4) == 1.0
+    assert Speculation(PASS, ShareDraft(0.0)).relative(2, 50)(4) == 1.0
+
+
+def test_a_modelled_draft_beside_a_measured_target_keeps_its_share() -> None:
+    draft = ModelDraft(ModelPass(Footprint(weight_bytes=500.0, flops_per_row=1.0, key_bytes=5.0), MACHINE))
+    # Half of the modelled target at any context: half of whatever a pass really takes.
+    assert ScaledDraft(draft, PASS).seconds(2, 50, plain=7.0) == pytest.approx(3.5)
 
 
 def test_a_drafts_own_machine_sets_its_pace() -> None:
     draft = Footprint(weight_bytes=1.0, flops_per_row=1000.0, key_bytes=0.0)
-    ours = ModelDraft(draft, Machine(flops=200.0, bandwidth=10.0))
-    assert Speculation(MODEL, MACHINE, ours).seconds(1, 1, 50) == 150.0 + 5.0
+    ours = ModelDraft(ModelPass(draft, Machine(flops=200.0, bandwidth=10.0)))
+    assert Speculation(PASS, ours).seconds(1, 1, 50) == 150.0 + 5.0
 
 
 def test_critical_batch_is_where_memory_and_arithmetic_take_the_same_time() -> None:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import re
+
 import pytest
 
 from outrider.errors import ConfigError
@@ -22,7 +24,9 @@ def test_every_device_says_what_it_does_and_who_says_so() -> None:
     assert set(WANTED) < set(DEVICES)
     for name, device in DEVICES.items():
         assert device.name == name
-        assert len(device.source) > 20
+        assert set(device.sources) == {"bandwidth", "memory", *device.flops}
+        for source in (device.sources[each] for each in ("bandwidth", *device.flops)):
+            assert re.search(r"(data sheet|brief), 20[12]\d", source)
         assert 1e11 < device.bandwidth < 1e13
         assert 1e10 < device.memory < 1e12
         # Every halving of a number's width doubles the rate at least, and no rate is off by a unit.
@@ -66,7 +70,11 @@ def test_a_users_figures_go_before_the_catalogue() -> None:
     assert device.override(None, None, None) is device
     mine = device.override(5e11, None, 1e14)
     assert (mine.bandwidth, mine.memory, mine.machine("fp8").flops) == (5e11, 24e9, 1e14)
-    assert mine.source.startswith("bandwidth, flops as given; else NVIDIA L4")
+    assert mine.sources_of("bfloat16") == {
+        "bandwidth": "as given",
+        "memory": "NVIDIA L4 data sheet, 2023",
+        "flops": "as given",
+    }
 
 
 def test_memory_adds_up() -> None:

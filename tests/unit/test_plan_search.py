@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 import shlex
 from dataclasses import replace
@@ -15,7 +16,8 @@ from outrider.plan.acceptance import Estimate, assumed
 from outrider.plan.architecture import Architecture, Storage
 from outrider.plan.closed_form import expected_tokens, speedup
 from outrider.plan.commands import outrider_config, vllm_command
-from outrider.plan.cost import Speculation
+from outrider.plan.cost import ModelPass, Speculation
+from outrider.plan.curves import CostCurve, fit_curve
 from outrider.plan.hardware import find_device
 from outrider.plan.memory import Model
 from outrider.plan.report import plan_json, plan_text
@@ -23,6 +25,7 @@ from outrider.plan.search import (
     EFFICIENCY,
     LOOKUP_SHARE,
     MAX_BATCH,
+    MEASURED_EFFICIENCY,
     Candidate,
     Prediction,
     Scenario,
@@ -52,7 +55,7 @@ def test_plain_decoding_is_the_roofline() -> None:
 def test_a_prediction_is_the_closed_form_at_the_modelled_cost() -> None:
     found = drafted()
     machine = SCENARIO.machine(BIG)
-    cost = Speculation(BIG.footprint, machine, found.candidate.cost(SCENARIO)).relative(8, 2048)
+    cost = Speculation(ModelPass(BIG.footprint, machine), found.candidate.cost(SCENARIO)).relative(8, 2048)
     gains = [speedup(found.candidate.estimate.survival, k, cost) for k in range(17)]
     assert found.speedup == max(gains) == gains[found.k]
     assert found.tau == expected_tokens(found.candidate.estimate.survival, found.k)
@@ -166,6 +169,83 @@ def test_a_given_share_goes_before_everything() -> None:
     assert found.memory.draft_weights == 0.0
 
 
+def curve(first: float, row: float) -> CostCurve:
+    """Passes that take ``first`` and ``row`` more for each row, up to batch 16 and 4096 tokens; keys cost nothing."""
+    points = itertools.product((1, 16), (64, 4096), (1, 16, 64))
+    return fit_curve({(b, c, n): first + row * n for b, c, n in points if n >= b})
+
+
+MEASURED = replace(SCENARIO, curve=curve(1.0, 0.01), batch=2)
+
+
+def test_measured_passes_go_before_the_model() -> None:
+    found = drafted(scenario=MEASURED, curve=curve(0.1, 0.0))
+    assert MEASURED.plain_seconds == pytest.approx(1.02)
+    k, tau = found.k, found.tau
+    assert found.speedup == pytest.approx(tau * 1.02 / (1.0 + 0.02 * (k + 1) + 0.1 * k))
+    gains = [expected_tokens(assumed(0.8, 16).survival, k) * 1.02 / (1.02 + 0.12 * k) for k in range(17)]
+    assert found.speedup == pytest.approx(max(gains))
+    assert found.low == pytest.approx(found.speedup * MEASURED_EFFICIENCY)
+    assert found.pays == (1, 16)
+
+
+def test_a_lookup_costs_its_rows_where_these_are_measured() -> None:
+    found = drafted(0.5, MEASURED, method="ngram", draft=None)
+    assert found.candidate.cost(MEASURED).seconds(2, 2048, 1.0) == 0.0
+    assert found.speedup == pytest.approx(found.tau * 1.02 / (1.0 + 0.02 * (found.k + 1)))
+    assert found.low == pytest.approx(found.speedup * MEASURED_EFFICIENCY)
+
+
+def test_rounds_without_a_draft_cost_a_plain_one() -> None:
+    """Half of the rounds find nothing; the others keep four tokens of four."""
+    found = drafted(scenario=MEASURED, estimate=Estimate((0.5,) * 4, "measured", drafting=0.5), curve=curve(0.1, 0.0))
+    assert (found.k, found.tau) == (4, 3.0)
+    assert found.speedup == pytest.approx(3.0 * 1.02 / (0.5 * 1.02 + 0.5 * (1.0 + 0.02 * 5 + 4 * 0.1)))
+    # Where there is a draft, all of it survives; the least that pays is what it is when every round drafts.
+    assert found.alpha == pytest.approx(1.0)
+    assert found.least_break_even == drafted(scenario=MEASURED, curve=curve(0.1, 0.0)).least_break_even
+    assert drafted(estimate=Estimate((0.0, 0.0), "measured", drafting=0.0)).k == 0
+
+
+def test_a_step_of_what_was_measured_is_climbed_where_it_pays() -> None:
+    """A second row costs as much as four: the first draft token alone loses, three of them win."""
+    stairs = fit_curve({(1, 64, n): seconds for n, seconds in ((1, 1.0), (2, 2.0), (4, 2.0), (5, 9.0))})
+    scenario = replace(MEASURED, curve=stairs, batch=1, context=64)
+    found = drafted(0.9, scenario, method="ngram", draft=None)
+    assert found.k == 3
+    assert found.speedup == pytest.approx(found.tau / 2.0)
+    assert found.pays == (1, 1)
+
+
+def test_a_draft_that_was_not_timed_keeps_its_modelled_share() -> None:
+    share = drafted().candidate.cost(SCENARIO).seconds(2, 2048, 1.0) / SCENARIO.modelled.seconds(2, 2048)
+    found = drafted(scenario=MEASURED)
+    assert found.candidate.cost(MEASURED).seconds(2, 2048, 1.02) == pytest.approx(share * 1.02)
+    assert found.low == pytest.approx(found.speedup * EFFICIENCY)
+
+
+def test_a_target_drafts_for_itself_at_what_its_own_passes_take() -> None:
+    keys = fit_curve({(1, c, n): 1.0 + c / 1000 for c in (64, 4096) for n in (1, 2)})
+    scenario = replace(MEASURED, curve=keys, batch=1)
+    sparse = Candidate("magicdec", assumed(0.9, 4)).cost(scenario).seconds(1, 2048, 0.0)
+    assert sparse == pytest.approx(1.0 + (1 + 2048 // 8) / 1000)
+
+
+def test_a_plan_says_what_was_measured() -> None:
+    predictions = [drafted(scenario=MEASURED, curve=curve(0.1, 0.0)), drafted(scenario=MEASURED)]
+    document = json.loads(json.dumps(plan_json(MEASURED, predictions), allow_nan=False))
+    assert document["measured"] == json.loads(json.dumps(curve(1.0, 0.01).to_json()))
+    assert [each["cost"] for each in document["drafters"]] == ["measured", "target measured, draft modelled"]
+    assert document["drafters"][0]["pays_at_batch"] == {"from": 1, "to": 16, "of": 16}
+    text = plan_text(MEASURED, predictions)
+    assert "plain     measured passes: 2.0 tok/s" in text
+    assert "1 to 16 at least" in text
+    assert "Measured: speedups range from 0.85" in text
+    assert "Modelled: speedups range from 0.75" in text
+    assert "Measured: " not in plan_text(SCENARIO, [drafted()])
+    assert plan_json(SCENARIO, [drafted()])["drafters"][0]["cost"] == "modelled"
+
+
 @pytest.mark.parametrize(
     ("method", "draft", "message"),
     [
@@ -235,7 +315,13 @@ def test_json_is_plain_and_whole() -> None:
     document = json.loads(json.dumps(plan_json(SCENARIO, predictions), allow_nan=False))
     assert document["schema"] == "outrider.plan/1"
     assert document["plain"]["tokens_per_second"] == SCENARIO.plain_tokens_per_second
-    assert document["hardware"]["source"] == SCENARIO.device.source
+    sheet = "NVIDIA H100 data sheet, 2023"
+    assert document["hardware"]["sources"] == {
+        "bandwidth": sheet,
+        "memory": sheet,
+        "flops": f"{sheet}, halved: quoted with sparsity",
+    }
+    assert document["measured"] is None
     first, second = document["drafters"]
     assert first["k"] == predictions[0].k
     assert first["speedup"] == {

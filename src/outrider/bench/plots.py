@@ -41,7 +41,7 @@ def _speedup(rows: Sequence[Row]) -> go.Figure:
                 name=_label(row),
                 x=[html.escape(name) for name in found],
                 y=means,
-                marker_color=_colour(i),
+                marker_color=colour(i),
                 error_y={
                     "type": "data",
                     "symmetric": False,
@@ -51,7 +51,7 @@ def _speedup(rows: Sequence[Row]) -> go.Figure:
                 },
             )
     figure.add_hline(y=1.0, line_dash="dot")
-    return _laid_out(figure, "", "tok/s over the baseline's")
+    return laid_out(figure, "", "tok/s over the baseline's")
 
 
 def _acceptance(rows: Sequence[Row]) -> go.Figure:
@@ -65,11 +65,11 @@ def _acceptance(rows: Sequence[Row]) -> go.Figure:
                     x=list(range(1, len(kept[name]) + 1)),
                     y=kept[name],
                     mode="lines+markers",
-                    line={"dash": dash, "color": _colour(i)},
+                    line={"dash": dash, "color": colour(i)},
                 )
     figure.update_yaxes(range=[0, 1.02], tickformat=".0%")
     figure.update_xaxes(dtick=1)
-    return _laid_out(figure, "draft position", "share kept")
+    return laid_out(figure, "draft position", "share kept")
 
 
 def _latency(run: Run) -> go.Figure:
@@ -83,14 +83,14 @@ def _latency(run: Run) -> go.Figure:
     middles = np.sqrt(edges[:-1] * edges[1:]).round(4).tolist()
     for i, (name, values) in enumerate(gaps.items()):
         shares = np.histogram(values, edges)[0] / len(values)
-        line = {"shape": "hvh", "color": _colour(i)}
+        line = {"shape": "hvh", "color": colour(i)}
         figure.add_scatter(name=name, x=middles, y=shares.round(5).tolist(), mode="lines", line=line)
     figure.update_xaxes(type="log")
     if every.max() > 10 * every.min():
         # Over decades plotly's own labels leave out the tens: "2" for 2 and for 20.
         figure.update_xaxes(tickvals=_TICKS, ticktext=[f"{tick:g}" for tick in _TICKS])
     figure.update_yaxes(tickformat=".0%")
-    return _laid_out(figure, "milliseconds", "share of waits")
+    return laid_out(figure, "milliseconds", "share of waits")
 
 
 def _gaps(run: Run) -> dict[str, list[float]]:
@@ -113,14 +113,15 @@ def _phases(rows: Sequence[Row]) -> go.Figure:
             y=[_label(row) for row in rows],
             x=[row["phases"][name] / row["tokens"] * 1e3 for row in rows],
             orientation="h",
-            marker_color=_colour(i),
+            marker_color=colour(i),
         )
     figure.update_layout(barmode="stack", height=160 + 40 * len(rows))
     figure.update_yaxes(autorange="reversed", automargin=True)
-    return _laid_out(figure, "milliseconds of the engine's steps per token", "")
+    return laid_out(figure, "milliseconds of the engine's steps per token", "")
 
 
-def _laid_out(figure: go.Figure, x: str, y: str) -> go.Figure:
+def laid_out(figure: go.Figure, x: str, y: str) -> go.Figure:
+    """The look that all our figures share."""
     return figure.update_layout(
         template="plotly_white",
         xaxis_title=x,
@@ -145,5 +146,6 @@ def _named(configuration: str, temperature: float, load: str) -> str:
     return html.escape(f"{configuration}, T={temperature:g}, {load}")
 
 
-def _colour(i: int) -> str:
+def colour(i: int) -> str:
+    """Of the i-th thing of a figure."""
     return str(_COLOURS[i % len(_COLOURS)])

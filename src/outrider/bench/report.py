@@ -5,12 +5,15 @@ from __future__ import annotations
 import html
 import importlib.util
 import json
-from collections.abc import Iterator, Mapping
-from typing import Any
+from collections.abc import Iterable, Iterator, Mapping
+from typing import TYPE_CHECKING, Any
 
 from outrider.bench.record import Run, Sample
 from outrider.bench.table import Table, notes, tables
 from outrider.errors import ConfigError
+
+if TYPE_CHECKING:
+    import plotly.graph_objects as go
 
 _LONGEST_TEXT = 4000
 
@@ -38,7 +41,7 @@ def require_plotly() -> None:
 def render(run: Run, summary: Mapping[str, Any]) -> str:
     """The whole page. Every text that is not ours is escaped: prompts, answers, names, the command line."""
     require_plotly()
-    from plotly.offline import get_plotlyjs
+    from outrider.bench.plots import figures
 
     title = "outrider bench"
     if model := next((details["model"] for details in run.details.values() if details.get("model")), None):
@@ -48,7 +51,7 @@ def render(run: Run, summary: Mapping[str, Any]) -> str:
         f'<p class="note">{html.escape(str(run.provenance.get("time", "")))}</p>',
         *map(_table, tables(summary)),
         *(f'<p class="note">{html.escape(note)}</p>' for note in notes(run, summary)),
-        *_charts(run, summary),
+        *charts(figures(run, summary)),
         "<h2>Answers</h2>",
         *_answers(run),
         "<h2>Configurations</h2>",
@@ -56,6 +59,13 @@ def render(run: Run, summary: Mapping[str, Any]) -> str:
         "<h2>Provenance</h2>",
         _json(run.provenance),
     ]
+    return page(title, body)
+
+
+def page(title: str, body: Iterable[str]) -> str:
+    """A page that fetches nothing: ``body`` is markup, with plotly's script at hand."""
+    from plotly.offline import get_plotlyjs
+
     return "\n".join(
         [
             "<!doctype html>",
@@ -70,10 +80,9 @@ def render(run: Run, summary: Mapping[str, Any]) -> str:
     )
 
 
-def _charts(run: Run, summary: Mapping[str, Any]) -> Iterator[str]:
-    from outrider.bench.plots import figures
-
-    for i, (title, figure) in enumerate(figures(run, summary)):
+def charts(figures: Iterable[tuple[str, go.Figure]]) -> Iterator[str]:
+    """Titled figures as markup for ``page``."""
+    for i, (title, figure) in enumerate(figures):
         chart = figure.to_html(
             full_html=False,
             include_plotlyjs=False,

@@ -4,21 +4,26 @@ from __future__ import annotations
 
 import json
 import sys
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from outrider.cli import options
-from outrider.cli.plan_inputs import planned_device, planned_model, read_record, storage
+from outrider.cli.plan_curves import calibrate_models, curves_json, curves_text, known_curves
+from outrider.cli.plan_inputs import planned_device, planned_model, read_document, storage
+from outrider.cli.plan_page import PageOrder, order_page, write_page
+from outrider.cli.plan_probe import probe
 from outrider.config import DEFAULT_DTYPE, DEFAULT_MODEL, check_dtype
 from outrider.errors import ConfigError
 
 if TYPE_CHECKING:
     from outrider.plan.acceptance import Estimate
+    from outrider.plan.curves import CostCurve
     from outrider.plan.memory import Model
-    from outrider.plan.search import Candidate, Method, Scenario
+    from outrider.plan.search import Candidate, Method, Prediction, Scenario
 
 _MODEL = "demo name that was pulled, folder, config.json, GGUF file, or sizes as JSON"
 _QUANTIZATION = "int8, int8-dynamic, fp8 or int4; none by default."
@@ -48,38 +53,70 @@ def plan(
     acceptance_from: Annotated[
         Path | None, typer.Option(help="Survival as measured: a record of `outrider bench --output`.")
     ] = None,
+    probing: Annotated[
+        bool, typer.Option("--probe", help="Survival from a short run of the models themselves.")
+    ] = False,
+    calibrate: Annotated[
+        bool,
+        typer.Option("--calibrate", help="Time the target and --draft models here first, minutes; kept for later."),
+    ] = False,
     k_max: Annotated[int, typer.Option(min=1, max=64, help="Most draft tokens of a round.")] = 16,
     dtype: options.Dtype = DEFAULT_DTYPE,
     quantization: Annotated[str | None, typer.Option(help=f"Of the target: {_QUANTIZATION}")] = None,
     draft_quantization: Annotated[str | None, typer.Option(help=f"Of draft models: {_QUANTIZATION}")] = None,
+    page: Annotated[
+        Path | None, typer.Option("--html", help="Write a page with the plan and the SPIRe article's figures.")
+    ] = None,
+    ablation_from: Annotated[
+        Path | None,
+        typer.Option(help="Its ablation of your own drafts: the output of `outrider train evaluate --json`."),
+    ] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object.")] = False,
 ) -> None:
     """Predict speed, best draft length, break-even acceptance and memory from sizes alone; no weights are loaded.
 
-    A speedup is a range: from what a reproduction measured of the device's limit, to the limit.
+    A speedup is a range: from what a reproduction measured of the device's limit, to the limit. With --calibrate the
+    weights are loaded and passes timed, once; later plans for this machine use them, and without an acceptance they
+    are all that is printed.
     """
-    from outrider.plan.commands import UNNAMED_DRAFT
-    from outrider.plan.report import plan_json, plan_text
     from outrider.plan.search import Scenario, predict
 
     drafters = list(_drafters(method, draft or [], draft_cost))
-    _check_acceptance(acceptance, acceptance_from, len(drafters))
-    held, draft_held = (storage(check_dtype(dtype), each) for each in (quantization, draft_quantization))
-    models = {
-        ref: planned_model(ref, UNNAMED_DRAFT + (f"-{i + 1}" if i else ""), draft_held)
-        for i, ref in enumerate(dict.fromkeys(draft or []))
-    }
-    model = planned_model(target, "TARGET", held)
-    device = planned_device(hardware, dtype, bandwidth, memory, flops)
-    _warn_of_vocabularies(model, models.values())
-    scenario = Scenario(model, device, batch, context, k_max)
+    here = hardware == "this" and bandwidth is memory is flops is None
+    timing_alone = calibrate and not (acceptance or acceptance_from or probing or page)
+    if calibrate and not here:
+        raise ConfigError("--calibrate times this machine: leave out --hardware, --bandwidth, --memory and --flops")
+    if not timing_alone:
+        _check_acceptance(acceptance, acceptance_from, probing, len(drafters))
+    order = _check_page(page, ablation_from)
+    model, models = _models(target, draft or [], dtype, quantization, draft_quantization)
+    # A SPIRe draft is no model that decodes alone: its passes cannot be timed like this.
+    timed = list(dict.fromkeys([model, *(models[ref] for each, ref in drafters if ref and each == "draft_model")]))
+    if timing_alone:
+        timings = calibrate_models(timed)
+        print(json.dumps(curves_json(timings)) if as_json else curves_text(timings))
+        return
+    scenario = Scenario(model, planned_device(hardware, dtype, bandwidth, memory, flops), batch, context, k_max)
     if not scenario.memory().fits:
         raise ConfigError(f"{model.name} {scenario.memory().refusal()}")
-    candidates = _candidates(scenario, drafters, models, draft_cost, acceptance, acceptance_from)
-    predictions = [predict(scenario, each) for each in candidates]
+    # What takes minutes comes last: by then nothing is left to be refused.
+    estimates = _estimates(model, drafters, models, k_max, acceptance, acceptance_from)
+    if calibrate:
+        calibrate_models(timed)
+    curves = known_curves(timed, batch, context) if here else {}
+    scenario = replace(scenario, curve=curves.get(model))
+    candidates = _candidates(scenario, drafters, estimates, models, curves, draft_cost)
+    _publish(scenario, [predict(scenario, each) for each in candidates], order, as_json)
+
+
+def _publish(scenario: Scenario, predictions: Sequence[Prediction], order: PageOrder | None, as_json: bool) -> None:
+    from outrider.plan.report import plan_json, plan_text
+
     for each in predictions:
         if not each.memory.fits:
             print(f"outrider: with {each.candidate.name} it {each.memory.refusal()}", file=sys.stderr)
+    if order is not None:
+        write_page(order, scenario, predictions)
     print(json.dumps(plan_json(scenario, predictions)) if as_json else plan_text(scenario, predictions))
 
 
@@ -115,12 +152,13 @@ def _methods(names: Sequence[str], default: Method) -> list[Method]:
     return [known[name] for name in dict.fromkeys(names)] or [default]
 
 
-def _check_acceptance(given: Sequence[float] | None, record: Path | None, drafters: int) -> None:
+def _check_acceptance(given: Sequence[float] | None, record: Path | None, probing: bool, drafters: int) -> None:
     from outrider.plan.acceptance import assumed
 
-    if bool(given) == (record is not None):
+    if bool(given) + (record is not None) + probing != 1:
         raise ConfigError(
-            "say how many drafts are accepted: --acceptance 0.8, or --acceptance-from a record of `outrider bench`"
+            "say how many drafts are accepted: --acceptance 0.8, or --acceptance-from a record of `outrider bench`, "
+            "or --probe"
         )
     if given and len(given) not in (1, drafters):
         raise ConfigError(
@@ -128,6 +166,30 @@ def _check_acceptance(given: Sequence[float] | None, record: Path | None, drafte
         )
     for alpha in given or []:
         assumed(alpha, 1)
+
+
+def _check_page(page: Path | None, ablation: Path | None) -> PageOrder | None:
+    if page is not None:
+        return order_page(page, ablation)
+    if ablation is not None:
+        raise ConfigError(f"--ablation-from {str(ablation)!r} is for a figure of the page: give --html FILE too")
+    return None
+
+
+def _models(
+    target: str, drafts: Sequence[str], dtype: str, quantization: str | None, draft_quantization: str | None
+) -> tuple[Model, dict[str, Model]]:
+    """The target, and draft models by what they were called."""
+    from outrider.plan.commands import UNNAMED_DRAFT
+
+    held, draft_held = (storage(check_dtype(dtype), each) for each in (quantization, draft_quantization))
+    models = {
+        ref: planned_model(ref, UNNAMED_DRAFT + (f"-{i + 1}" if i else ""), draft_held)
+        for i, ref in enumerate(dict.fromkeys(drafts))
+    }
+    model = planned_model(target, "TARGET", held)
+    _warn_of_vocabularies(model, models.values())
+    return model, models
 
 
 def _warn_of_vocabularies(target: Model, drafts: Iterable[Model]) -> None:
@@ -145,33 +207,36 @@ def _warn_of_vocabularies(target: Model, drafts: Iterable[Model]) -> None:
 def _candidates(
     scenario: Scenario,
     drafters: Sequence[tuple[Method, str | None]],
-    models: dict[str, Model],
+    estimates: Sequence[Estimate],
+    models: Mapping[str, Model],
+    curves: Mapping[Model, CostCurve],
     share: float | None,
-    acceptance: Sequence[float] | None,
-    record: Path | None,
 ) -> Iterator[Candidate]:
     from outrider.plan.search import Candidate, spire_draft
 
-    estimates = _estimates(scenario, drafters, models, acceptance, record)
     for (method, ref), estimate in zip(drafters, estimates, strict=True):
         draft = models[ref] if ref is not None else None
         if method == "spire" and draft is None and share is None:
             draft = spire_draft(scenario.target)
-        yield Candidate(method, estimate, draft, share)
+        yield Candidate(method, estimate, draft, share, curves.get(draft) if draft else None)
 
 
 def _estimates(
-    scenario: Scenario,
+    target: Model,
     drafters: Sequence[tuple[Method, str | None]],
-    models: dict[str, Model],
+    models: Mapping[str, Model],
+    k_max: int,
     acceptance: Sequence[float] | None,
     record: Path | None,
 ) -> list[Estimate]:
+    """As assumed, as recorded, or, with neither, as probed."""
     from outrider.plan.acceptance import assumed, choose, read_measured
 
+    if acceptance:
+        alphas = acceptance if len(acceptance) > 1 else [*acceptance] * len(drafters)
+        return [assumed(alpha, k_max) for alpha in alphas]
     if record is None:
-        alphas = list(acceptance or [])
-        return [assumed(alpha, scenario.k_max) for alpha in (alphas if len(alphas) > 1 else alphas * len(drafters))]
-    measured = read_measured(read_record(record), str(record))
+        return probe(target, drafters, models, k_max)
+    measured = read_measured(read_document(record, "--acceptance-from"), str(record))
     names = [(ref, models[ref].name, models[ref].location) if ref else () for _, ref in drafters]
     return [choose(measured, method, each, str(record)) for (method, _), each in zip(drafters, names, strict=True)]

@@ -58,6 +58,24 @@ def planned_model(ref: str, role: str, held: Storage) -> Model:
     return Model(name, location, read_architecture(values, ref), held)
 
 
+def written(model: Model) -> str:
+    """What an LLM would be given for the model."""
+    from outrider.models.registry import DEMO_MODELS
+
+    return model.name if model.name in DEMO_MODELS else model.location
+
+
+def loadable(model: Model, option: str) -> str:
+    """The same, of a model whose weights are there, as ``option`` needs them. Raises ConfigError."""
+    reference = written(model)
+    if reference == model.location and not Path(reference).expanduser().exists():
+        raise ConfigError(
+            f"{model.name} is known by its sizes alone, and {option} needs weights: give a demo name, a folder or a "
+            "GGUF file"
+        )
+    return reference
+
+
 def planned_device(name: str, dtype: str, bandwidth: float | None, memory: float | None, flops: float | None) -> Device:
     """A device of the catalogue or this machine, with a user's own figures in GB/s, GB and TFLOP/s."""
     from outrider.plan.hardware import GB, TERA, THIS, find_device
@@ -69,14 +87,14 @@ def planned_device(name: str, dtype: str, bandwidth: float | None, memory: float
     return device.override(bandwidth and bandwidth * GB, memory and memory * GB, flops and flops * TERA)
 
 
-def read_record(path: Path) -> object:
-    """The JSON document of `outrider bench --output`, or its last line. Raises ConfigError."""
+def read_document(path: Path, option: str) -> object:
+    """What a JSON file holds; ``option`` named it. Raises ConfigError."""
     try:
         return json.loads(path.read_text(encoding="utf-8"))
     except OSError as error:
-        raise ConfigError(f"--acceptance-from {str(path)!r} cannot be read: {error.strerror or error}") from None
+        raise ConfigError(f"{option} {str(path)!r} cannot be read: {error.strerror or error}") from None
     except (ValueError, RecursionError) as error:
-        raise ConfigError(f"--acceptance-from {str(path)!r} is not JSON: {str(error)[:80]}") from None
+        raise ConfigError(f"{option} {str(path)!r} is not JSON: {str(error)[:80]}") from None
 
 
 # --- models ---------------------------------------------------------------------------------------------------
@@ -167,8 +185,12 @@ def _this_machine(dtype: str) -> Device:
     from outrider.plan.hardware import THIS, Device
 
     print("outrider: measuring this machine", file=sys.stderr)
-    source = f"{processor().model}, measured: a sum of 512 MiB, a product of {_MATRIX} x {_MATRIX} matrices in {dtype}"
-    return Device(THIS, read_bandwidth(), float(physical_memory()), {dtype: _product_flops(dtype)}, source)
+    sources = {
+        "bandwidth": f"{processor().model}, measured: a sum of 512 MiB",
+        "memory": "as the system says",
+        dtype: f"measured: a product of {_MATRIX} x {_MATRIX} matrices in {dtype}",
+    }
+    return Device(THIS, read_bandwidth(), float(physical_memory()), {dtype: _product_flops(dtype)}, sources)
 
 
 def _product_flops(dtype: str) -> float:

@@ -16,12 +16,16 @@ BENCH_SCHEMA = "outrider.bench/1"
 
 @dataclass(frozen=True)
 class Estimate:
-    """Survival by position (unconditional), where it comes from, and the ends of tau's 95 % interval over tau."""
+    """Survival by position (unconditional), where it comes from, and the ends of tau's 95 % interval over tau.
+
+    ``drafting`` is the share of rounds in which there was a draft: a lookup that finds nothing costs a plain round.
+    """
 
     survival: tuple[float, ...]
     source: str
     low: float = 1.0
     high: float = 1.0
+    drafting: float = 1.0
 
 
 @dataclass(frozen=True)
@@ -83,6 +87,11 @@ def choose(measured: Iterable[Measured], method: str, models: Sequence[str], whe
     return best.estimate
 
 
+def drafting_share(drafted: int, rounds: int, k: int) -> float:
+    """Of all rounds, those that would have given so many draft tokens at k each."""
+    return min(1.0, drafted / (rounds * k))
+
+
 def _measured(name: str, rows: Sequence[Mapping[str, Any]], details: Mapping[str, Any]) -> Measured:
     weights = [int(row["acceptance"]["rounds"]) for row in rows]
     rounds = sum(weights)
@@ -104,5 +113,6 @@ def _measured(name: str, rows: Sequence[Mapping[str, Any]], details: Mapping[str
         for end, mean in ends
     )
     config = details.get("speculative_config") or {}
-    estimate = Estimate(tuple(survival), f"measured, {name}, {rounds} rounds", low / tau, high / tau)
+    drafting = drafting_share(sum(int(row["acceptance"]["drafted"]) for row in rows), rounds, positions)
+    estimate = Estimate(tuple(survival), f"measured, {name}, {rounds} rounds", low / tau, high / tau, drafting)
     return Measured(name, config.get("method"), config.get("model"), rounds, estimate)

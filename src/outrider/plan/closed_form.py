@@ -41,6 +41,11 @@ def best_k(survival: Sequence[float], cost: Cost) -> int:
     return k
 
 
+def fastest_k(survival: Sequence[float], cost: Cost) -> int:
+    """The same for any cost, by trying every length: passes that are measured have steps. The shortest of the best."""
+    return max(range(len(survival) + 1), key=lambda k: speedup(survival, k, cost))
+
+
 def alpha_for(tokens: float, k: int) -> float | None:
     """The acceptance rate at which rounds of k drafts emit ``tokens`` on average; None above k + 1."""
     if tokens > k + 1:

@@ -56,6 +56,23 @@ class Footprint:
         return machine.seconds(flops, self.weight_bytes + cache)
 
 
+class Pass(Protocol):
+    """How long one forward pass over ``rows`` tokens of each of ``batch`` sequences takes: modelled, or measured."""
+
+    def seconds(self, batch: int, context: int, rows: int = 1) -> float: ...
+
+
+@dataclass(frozen=True)
+class ModelPass:
+    """What the model of cost says of a footprint on a machine."""
+
+    footprint: Footprint
+    machine: Machine
+
+    def seconds(self, batch: int, context: int, rows: int = 1) -> float:
+        return self.footprint.seconds(self.machine, batch, context, rows)
+
+
 class DraftCost(Protocol):
     """What drafting one token for every sequence of a batch costs, in seconds; ``plain`` is the target's pass."""
 
@@ -66,12 +83,11 @@ class DraftCost(Protocol):
 class ModelDraft:
     """A forward pass of a draft model, over a sparse cache where ``sparse`` (MagicDec, SPIRe)."""
 
-    footprint: Footprint
-    machine: Machine
+    model: Pass
     sparse: bool = False
 
     def seconds(self, batch: int, context: int, plain: float) -> float:  # noqa: ARG002 - its own cost, not a share
-        return self.footprint.seconds(self.machine, batch, sparse_keys(context) if self.sparse else context)
+        return self.model.seconds(batch, sparse_keys(context) if self.sparse else context)
 
 
 @dataclass(frozen=True)
@@ -85,25 +101,33 @@ class ShareDraft:
 
 
 @dataclass(frozen=True)
+class ScaledDraft:
+    """A modelled draft beside a measured target: the share that it has of the target's modelled pass."""
+
+    draft: DraftCost
+    target: Pass
+
+    def seconds(self, batch: int, context: int, plain: float) -> float:
+        modelled = self.target.seconds(batch, context)
+        return plain * self.draft.seconds(batch, context, modelled) / modelled
+
+
+@dataclass(frozen=True)
 class Speculation:
     """A target model and what drafts for it. A round is k draft passes and one target pass of k + 1 rows a sequence."""
 
-    target: Footprint
-    machine: Machine
+    target: Pass
     draft: DraftCost
 
     def seconds(self, k: int, batch: int, context: int) -> float:
         """One round; k = 0 is plain decoding."""
-        verify = self.target.seconds(self.machine, batch, context, rows=k + 1)
-        return verify + k * self.draft.seconds(batch, context, self._plain(batch, context)) if k else verify
+        verify = self.target.seconds(batch, context, k + 1)
+        return verify + k * self.draft.seconds(batch, context, self.target.seconds(batch, context)) if k else verify
 
     def relative(self, batch: int, context: int) -> Callable[[int], float]:
         """A round's cost by k over plain decoding's: the article's delta t."""
-        plain = self._plain(batch, context)
+        plain = self.target.seconds(batch, context)
         return lambda k: self.seconds(k, batch, context) / plain
-
-    def _plain(self, batch: int, context: int) -> float:
-        return self.target.seconds(self.machine, batch, context)
 
 
 def sparse_keys(context: int) -> int:

@@ -2,14 +2,25 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, replace
 from typing import Literal, get_args
 
 from outrider.errors import ConfigError
 from outrider.plan.acceptance import Estimate
-from outrider.plan.closed_form import alpha_for, best_k, break_even, expected_tokens, speedup
-from outrider.plan.cost import DraftCost, Machine, ModelDraft, ShareDraft, Speculation, critical_batch
+from outrider.plan.closed_form import alpha_for, best_k, break_even, expected_tokens, fastest_k, speedup
+from outrider.plan.cost import (
+    DraftCost,
+    Machine,
+    ModelDraft,
+    ModelPass,
+    Pass,
+    ScaledDraft,
+    ShareDraft,
+    Speculation,
+    critical_batch,
+)
+from outrider.plan.curves import CostCurve, MeasuredPass
 from outrider.plan.hardware import Device
 from outrider.plan.memory import Memory, Model, plan_memory
 
@@ -18,6 +29,8 @@ METHODS: tuple[Method, ...] = get_args(Method)
 EFFICIENCY = 0.75
 """Measured over modelled speedup in the independent reproduction of SPIRe on an H100 PCIe, by all three drafts alike:
 the low end of every prediction."""
+MEASURED_EFFICIENCY = 0.85
+"""The same where passes were measured here: what a round does besides its passes is left out."""
 LOOKUP_SHARE = 0.02
 """What a looked-up token costs, as a share of a plain pass: its row in the check, whose small costs the model leaves
 out (benchmarks/decoder.py: a step of 5 rows takes 1.08 of a step of 1)."""
@@ -28,25 +41,44 @@ SPIRE_DEPTH = 4
 
 @dataclass(frozen=True)
 class Scenario:
-    """What is asked: a target on a device, so many requests with so many tokens each, drafts up to ``k_max``."""
+    """What is asked: a target on a device, so many requests with so many tokens each, drafts up to ``k_max``.
+
+    ``curve`` is what the target's passes take, where that was measured.
+    """
 
     target: Model
     device: Device
     batch: int
     context: int
     k_max: int
+    curve: CostCurve | None = None
 
     def machine(self, model: Model) -> Machine:
         return self.device.machine(*model.storage.arithmetic)
 
     @property
+    def modelled(self) -> Pass:
+        """The target's passes at the device's limit."""
+        return ModelPass(self.target.footprint, self.machine(self.target))
+
+    @property
+    def passes(self) -> Pass:
+        """The target's passes, as measured where they were."""
+        return self.modelled if self.curve is None else MeasuredPass(self.curve)
+
+    @property
+    def most_batch(self) -> int:
+        """The largest batch that a prediction may speak of."""
+        return MAX_BATCH if self.curve is None else self.curve.batches[-1]
+
+    @property
     def plain_seconds(self) -> float:
         """One plain step of the whole batch."""
-        return self.target.footprint.seconds(self.machine(self.target), self.batch, self.context)
+        return self.passes.seconds(self.batch, self.context)
 
     @property
     def plain_tokens_per_second(self) -> float:
-        """Of the whole batch, at the device's limit."""
+        """Of the whole batch: measured, or at the device's limit."""
         return self.batch / self.plain_seconds
 
     def memory(self, candidate: Candidate | None = None) -> Memory:
@@ -60,13 +92,15 @@ class Scenario:
 class Candidate:
     """One drafter to judge: a method, its draft model if it has one of its own, and how much of it survives.
 
-    ``share`` fixes the cost of a draft token as a share of the target's pass, whatever the method.
+    ``share`` fixes the cost of a draft token as a share of the target's pass, whatever the method. ``curve`` is what
+    the draft model's passes take, where that was measured.
     """
 
     method: Method
     estimate: Estimate
     draft: Model | None = None
     share: float | None = None
+    curve: CostCurve | None = None
 
     def __post_init__(self) -> None:
         if self.method in ("draft_model", "spire") and self.draft is None and self.share is None:
@@ -88,15 +122,32 @@ class Candidate:
         """The model whose cache the drafter keeps beside the target's; None where there is none, or it is not known."""
         return target if self.method == "magicdec" and self.share is None else self.draft
 
+    def measured(self, scenario: Scenario) -> CostCurve | None:
+        """The curve of the model that drafts, where it can be compared with the target's."""
+        if scenario.curve is None or self.share is not None:
+            return None
+        return scenario.curve if self.held(scenario.target) is scenario.target else self.curve
+
     def cost(self, scenario: Scenario) -> DraftCost:
-        """What a draft token costs."""
-        model = self.held(scenario.target)
-        if self.share is not None or model is None:
-            return ShareDraft(LOOKUP_SHARE if self.share is None else self.share)
+        """What a draft token costs: measured, or modelled as a share of the target's pass."""
+        model, curve = self.held(scenario.target), self.measured(scenario)
+        if self.share is not None:
+            return ShareDraft(self.share)
+        if model is None:
+            # A measured pass has the small costs of its rows in it.
+            return ShareDraft(LOOKUP_SHARE if scenario.curve is None else 0.0)
+        if curve is not None:
+            return ModelDraft(MeasuredPass(curve), self.sparse)
         footprint = model.footprint
         if self.method == "spire":
             footprint = replace(footprint, flops_per_row=footprint.flops_per_row + model.architecture.memory_flops)
-        return ModelDraft(footprint, scenario.machine(model), self.sparse)
+        draft = ModelDraft(ModelPass(footprint, scenario.machine(model)), self.sparse)
+        return draft if scenario.curve is None else ScaledDraft(draft, scenario.modelled)
+
+    def efficiency(self, scenario: Scenario) -> float:
+        """What is left of a predicted speedup at its low end."""
+        modelled = self.held(scenario.target) is not None and self.measured(scenario) is None
+        return EFFICIENCY if scenario.curve is None or modelled else MEASURED_EFFICIENCY
 
 
 @dataclass(frozen=True)
@@ -114,13 +165,13 @@ class Prediction:
     low: float
     high: float
     alpha: float | None
-    """The acceptance rate that would give this tau; None at k = 0."""
+    """The acceptance rate, where there is a draft, that would give this tau; None at k = 0."""
     break_even: float | None
     """The acceptance rate below which k (or, at k = 0, any) loses; None: it loses at any."""
     least_break_even: float | None
     """The same for k = 1: below it nothing pays, whatever k."""
     pays: tuple[int, int] | None
-    """Smallest and largest batch, up to MAX_BATCH, at which some k is faster than plain; None: none."""
+    """Smallest and largest batch, up to the scenario's most, at which some k is faster than plain; None: none."""
     compute_bound_from: float | None
     """The batch from which verification at this k is bound by arithmetic; None: at none."""
     memory: Memory
@@ -143,33 +194,39 @@ def spire_draft(target: Model) -> Model:
 def predict(scenario: Scenario, candidate: Candidate) -> Prediction:
     """The best draft length of a candidate and what it brings."""
     machine = scenario.machine(scenario.target)
-    speculation = Speculation(scenario.target.footprint, machine, candidate.cost(scenario))
-    cost = speculation.relative(scenario.batch, scenario.context)
+    speculation = Speculation(scenario.passes, candidate.cost(scenario))
     estimate = candidate.estimate
     survival = estimate.survival[: scenario.k_max]
-    k = best_k(survival, cost)
+
+    def cost_at(batch: int) -> Callable[[int], float]:
+        drafted, share = speculation.relative(batch, scenario.context), estimate.drafting
+        return lambda k: (1.0 - share) + share * drafted(k)
+
+    # What was measured has steps, where the marginal rule would stop too soon.
+    best = best_k if scenario.curve is None else fastest_k
+    cost = cost_at(scenario.batch)
+    k = best(survival, cost)
     tau, gain = expected_tokens(survival, k), speedup(survival, k, cost)
+    drafted = speculation.relative(scenario.batch, scenario.context)
     return Prediction(
         candidate=candidate,
         k=k,
         tau=tau,
         speedup=gain,
-        low=gain * EFFICIENCY * estimate.low if k else 1.0,
+        low=gain * candidate.efficiency(scenario) * estimate.low if k else 1.0,
         high=gain * estimate.high if k else 1.0,
-        alpha=alpha_for(tau, k) if k else None,
-        break_even=break_even(cost, max(k, 1)),
-        least_break_even=break_even(cost),
-        pays=paying_batches(speculation, survival, scenario.context),
-        compute_bound_from=critical_batch(speculation.target, machine, scenario.context, k + 1),
+        alpha=alpha_for(min(k + 1.0, 1.0 + (tau - 1.0) / estimate.drafting), k) if k else None,
+        break_even=break_even(drafted, max(k, 1)),
+        least_break_even=break_even(drafted),
+        pays=_paying(lambda at: best(survival, cost_at(at)) > 0, scenario.most_batch),
+        compute_bound_from=critical_batch(scenario.target.footprint, machine, scenario.context, k + 1),
         memory=scenario.memory(candidate),
     )
 
 
-def paying_batches(speculation: Speculation, survival: Sequence[float], context: int) -> tuple[int, int] | None:
-    """Smallest and largest batch at which speculation pays. It pays at some k exactly where it does at k = 1."""
-    paying = [
-        batch for batch in range(1, MAX_BATCH + 1) if best_k(survival[:1], speculation.relative(batch, context)) == 1
-    ]
+def _paying(pays: Callable[[int], bool], most: int) -> tuple[int, int] | None:
+    """Smallest and largest batch up to ``most`` at which it pays."""
+    paying = [batch for batch in range(1, most + 1) if pays(batch)]
     return (paying[0], paying[-1]) if paying else None
 
 
