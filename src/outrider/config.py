@@ -8,10 +8,12 @@ from typing import Any, Literal, TypeGuard, get_args
 
 from outrider.errors import ConfigError
 
-Method = Literal["ngram", "draft_model", "spire"]
+Method = Literal["auto", "ngram", "draft_model", "spire", "sparse_self"]
 VerifierName = Literal["auto", "coupled", "block", "standard"]
 Quantization = Literal["int8", "int8-dynamic", "gguf"]
 DTYPES = ("bfloat16", "float32")
+MOST_TOKENS = 12
+"""Longest draft where the engine chooses the length."""
 DEFAULT_MODEL = "smollm2-135m"
 DEFAULT_DTYPE = "bfloat16"
 
@@ -21,7 +23,8 @@ class SpeculativeConfig:
     """How to speculate. Keys and meanings are vLLM's, ``dtype`` and the rule "coupled" are ours."""
 
     method: Method
-    num_speculative_tokens: int = 5
+    num_speculative_tokens: int | None = None
+    """Draft tokens of every round; None drafts as much as pays, chosen anew for every sequence and round."""
     model: str | None = None
     """Draft model: a name, folder, GGUF file or Hub id (``method="draft_model"``), or the folder of a SPIRe draft
     (``method="spire"``)."""
@@ -31,20 +34,18 @@ class SpeculativeConfig:
     """Draft model's own quantization (see ``LLM``); None means none, whatever the target's."""
     prompt_lookup_min: int | None = None
     prompt_lookup_max: int | None = None
-    """Shortest and longest n-gram looked up (``method="ngram"`` only); 1 and 3 unless one of them says otherwise."""
+    """Shortest and longest n-gram looked up ("ngram" and "auto" only); 1 and 3 unless one of them says otherwise."""
     rejection_sample_method: VerifierName = "auto"
 
     def __post_init__(self) -> None:
         self._check_choice("method", get_args(Method))
         self._check_choice("rejection_sample_method", get_args(VerifierName))
-        if not is_whole(self.num_speculative_tokens) or self.num_speculative_tokens < 0:
-            raise ConfigError(
-                f"speculative_config: num_speculative_tokens={self.num_speculative_tokens!r} must be a whole "
-                "number, 0 or more (0 is plain decoding)"
-            )
-        if self.method == "ngram":
+        check_draft_length(self.num_speculative_tokens, "speculative_config")
+        if self.method in ("auto", "ngram"):
             self._refuse("model", "dtype", "quantization")
             self._check_lookup()
+        elif self.method == "sparse_self":
+            self._refuse("model", "dtype", "quantization", "prompt_lookup_min", "prompt_lookup_max")
         else:
             self._refuse("prompt_lookup_min", "prompt_lookup_max")
             if not isinstance(self.model, str) or not self.model:
@@ -136,17 +137,26 @@ def check_quantization(value: str | None, where: str = "quantization") -> Quanti
 def parse_speculative_config(
     value: str | Mapping[str, Any] | SpeculativeConfig | None, can_roll_back: bool = True
 ) -> SpeculativeConfig | None:
-    """Resolve the public argument: None is plain, "auto" n-gram lookup (plain too where drafts cannot be undone)."""
+    """Resolve the public argument: None is plain, "auto" its method (plain too where drafts cannot be undone)."""
     if value is None or isinstance(value, SpeculativeConfig):
         return value
     if value == "auto":
-        return SpeculativeConfig(method="ngram") if can_roll_back else None
+        return SpeculativeConfig(method="auto") if can_roll_back else None
     if not isinstance(value, Mapping):
         raise ConfigError(
             f"speculative_config={value!r} is unknown; use 'auto', None (on the command line: none) or a dict such as "
             '{"method": "ngram"}'
         )
     return SpeculativeConfig.from_dict(value)
+
+
+def check_draft_length(value: object, where: str) -> None:
+    """Refuse what is no number of draft tokens; None leaves it open."""
+    if value is not None and (not is_whole(value) or value < 0):
+        raise ConfigError(
+            f"{where}: num_speculative_tokens={value!r} must be a whole number, 0 or more (0 is plain decoding), or "
+            "left out (as many as pay)"
+        )
 
 
 def is_whole(value: object) -> TypeGuard[int]:

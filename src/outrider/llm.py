@@ -10,6 +10,8 @@ from dataclasses import dataclass
 from itertools import count
 from typing import Any
 
+from outrider.calibrate.cache import cached_curve, curve_key
+from outrider.calibrate.glance import glance
 from outrider.config import (
     DEFAULT_DTYPE,
     DEFAULT_MODEL,
@@ -19,7 +21,10 @@ from outrider.config import (
     check_quantization,
     parse_speculative_config,
 )
+from outrider.control.base import Controller
 from outrider.control.fixed import FixedController
+from outrider.control.goodput import GoodputController
+from outrider.control.step_cost import StepCost
 from outrider.draft.build import build_drafter
 from outrider.engine.engine import Engine
 from outrider.engine.stream import StreamCursor
@@ -28,6 +33,9 @@ from outrider.models.load import LoadedModel, load_runner
 from outrider.prompts import Message, Prompt, as_conversations, as_messages, as_params, as_prompts, as_token_ids
 from outrider.sampling.params import SamplingParams
 from outrider.types import RequestOutput, StreamChunk
+
+_USUAL_CONTEXT = 512
+"""Tokens of a sequence for which draft lengths are chosen; steps correct what they cost."""
 
 SpeculativeArgument = str | Mapping[str, Any] | SpeculativeConfig | None
 
@@ -81,6 +89,8 @@ class LLM:
             max_model_len=max_model_len,
             trust_remote_code=trust_remote_code,
         )
+        self._curve_key = curve_key(model, self._dtype, quantization)
+        self._step_seconds: Mapping[int, float] | None = None
         # One step at a time, also when several threads generate; they then share the batch.
         self._lock = threading.RLock()
         self._siblings: weakref.WeakSet[Engine] = weakref.WeakSet()
@@ -152,7 +162,7 @@ class LLM:
         engine = Engine(
             self._loaded.runner,
             drafter,
-            FixedController(speculation.num_speculative_tokens if speculation else 0),
+            self._controller(speculation),
             self._loaded.tokenizer,
             self._config,
             speculation.rejection_sample_method if speculation else "auto",
@@ -160,6 +170,25 @@ class LLM:
         )
         self._siblings.add(engine)
         return engine
+
+    def _controller(self, speculation: SpeculativeConfig | None) -> Controller:
+        if speculation is None:
+            return FixedController(0)
+        if speculation.num_speculative_tokens is not None:
+            return FixedController(speculation.num_speculative_tokens)
+        return GoodputController(StepCost(self._seconds_by_rows()))
+
+    def _seconds_by_rows(self) -> Mapping[int, float]:
+        """Of this model's passes, as calibrated, or as seen at a glance where nothing is under way."""
+        if self._step_seconds is None:
+            curve = cached_curve(self._curve_key)
+            if curve is not None:
+                self._step_seconds = dict(enumerate(curve.seconds_by_rows(_USUAL_CONTEXT), start=1))
+            elif any(engine.has_work for engine in self._siblings):
+                return {}
+            else:
+                self._step_seconds = glance(self._loaded.runner)
+        return self._step_seconds
 
     def _checked(self, prompt: Prompt, params: SamplingParams) -> _Checked:
         if isinstance(prompt, str):

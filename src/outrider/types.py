@@ -35,6 +35,23 @@ class Draft:
 
 
 @dataclass(frozen=True)
+class Offer:
+    """What a drafter could propose for a sequence now; drafts of equal offers are expected to fare alike."""
+
+    drafter: str
+    strength: int = 0
+    """The drafter's own grade of its guess, from what is committed."""
+
+
+@dataclass(frozen=True)
+class Choice:
+    """How many tokens to draft for a sequence in a round, and from which offer; none is plain decoding."""
+
+    tokens: int = 0
+    offer: Offer | None = None
+
+
+@dataclass(frozen=True)
 class Verdict:
     """What a verifier decided: how many draft tokens stay, and the one fresh token after them."""
 
@@ -73,6 +90,8 @@ class RoundTrace:
     kept: int
     emitted: int
     """Tokens really committed: ``kept + 1`` unless a stop cut the round short."""
+    choice: Choice = Choice()
+    """What was asked for; a drafter may give less."""
 
 
 @dataclass(frozen=True)
@@ -105,6 +124,10 @@ class StepTrace:
 
     rounds: tuple[RoundTrace, ...]
     seconds: PhaseSeconds
+    rows: int = 0
+    """Tokens of the target's pass."""
+    prompt_rows: int = 0
+    """Those of them that were of prompts."""
 
 
 @dataclass(frozen=True)

@@ -9,6 +9,7 @@ import torch
 
 from outrider.draft.model import ModelDrafter
 from outrider.draft.ngram import NgramDrafter
+from outrider.draft.several import SeveralDrafter
 from outrider.models.toy import ToyModel, ToyRunner
 from outrider.testing import AdversarialDrafter, DrafterContract, RandomDrafter, ScriptedDrafter
 from outrider.types import Draft, RequestState
@@ -38,6 +39,12 @@ class TestModelDrafterInSmallChunks(DrafterContract):
 class TestModelDrafterOfShortContext(DrafterContract):
     def make_drafter(self) -> Drafter:
         return ModelDrafter(ToyRunner(ToyModel(16), max_num_seqs=3, max_model_len=12), self.vocab_size)
+
+
+class TestSeveralDrafter(DrafterContract):
+    def make_drafter(self) -> Drafter:
+        model = ModelDrafter(ToyRunner(ToyModel(16), max_num_seqs=3), self.vocab_size)
+        return SeveralDrafter([NgramDrafter(2, 3), model])
 
 
 class TestScriptedDrafter(DrafterContract):

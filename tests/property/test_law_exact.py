@@ -12,14 +12,17 @@ from typing import TYPE_CHECKING
 import pytest
 import torch
 
+from outrider.control.goodput import GoodputController
+from outrider.control.step_cost import StepCost
 from outrider.draft.model import ModelDrafter
 from outrider.draft.ngram import NgramDrafter
+from outrider.draft.several import SeveralDrafter
 from outrider.engine import engine as engine_module
 from outrider.models.toy import ToyModel, ToyRunner
 from outrider.sampling.params import SamplingParams
 from outrider.sampling.policy import policy
 from outrider.testing import AdversarialDrafter, RandomDrafter, ScheduledController
-from outrider.types import Draft, RequestState, StepTrace
+from outrider.types import Choice, Draft, Offer, RequestState, StepTrace
 from outrider.verify.reference import EnumeratingDraws, Law, every_outcome, total_variation
 from tests.support import make_engine, run_one
 
@@ -73,11 +76,18 @@ class Reacting:
     def __init__(self) -> None:
         self._k = 2
 
-    def budgets(self, sequences: Sequence[RequestState]) -> list[int]:
-        return [self._k] * len(sequences)
+    def choose(self, sequences: Sequence[RequestState], offers: Sequence[Sequence[Offer]]) -> list[Choice]:
+        return [Choice(self._k, each[0]) if each else Choice() for each in offers]
 
     def observe(self, trace: StepTrace) -> None:
         self._k = 2 if any(round_.kept for round_ in trace.rounds) else 1
+
+
+class SteadyCost(StepCost):
+    """Learns nothing from the clock, so that what is chosen depends on past rounds and not on this machine."""
+
+    def observe(self, rows: int, seconds: float) -> None:
+        del rows, seconds
 
 
 PARAMS = {
@@ -91,12 +101,14 @@ DRAFTERS: dict[str, Callable[[], Drafter]] = {
     "the target itself": lambda: ModelDrafter(ToyRunner(TARGET, 2, 16), V),
     "random": lambda: RandomDrafter(V, zeros=0.4),
     "ngram": lambda: NgramDrafter(1, 2),
+    "several": lambda: SeveralDrafter([NgramDrafter(1, 2), ModelDrafter(ToyRunner(DRAFT, 2, 16), V)]),
     "adversarial": lambda: AdversarialDrafter(V, 2),
 }
 CONTROLLERS: dict[str, Callable[[], Controller]] = {
     "two": lambda: ScheduledController([2]),
     "ragged": lambda: ScheduledController([1, 0, 2]),
     "reacting": Reacting,
+    "goodput": lambda: GoodputController(SteadyCost({1: 1.0, 5: 1.1}), {"draft_model": 0.01}, most=2),
 }
 
 
@@ -144,12 +156,13 @@ def test_invariant_3_the_law_is_plain_decodings(
 
 
 @pytest.mark.parametrize("rule", ["standard", "block"])
+@pytest.mark.parametrize("drafter", ["model", "several"])
 @pytest.mark.parametrize("controller", CONTROLLERS.values(), ids=CONTROLLERS)
 def test_invariant_3_whatever_the_controller(
-    monkeypatch: pytest.MonkeyPatch, controller: Callable[[], Controller], rule: VerifierName
+    monkeypatch: pytest.MonkeyPatch, controller: Callable[[], Controller], drafter: str, rule: VerifierName
 ) -> None:
     params = SamplingParams(max_tokens=4, top_k=2)
-    law = engine_law(monkeypatch, DRAFTERS["model"], controller, params, rule)
+    law = engine_law(monkeypatch, DRAFTERS[drafter], controller, params, rule)
     assert total_variation(law, plain(params)) < ROUNDING
 
 

@@ -61,7 +61,7 @@ def test_a_table_and_then_one_json_document(bench: list[str], capsys: Captured) 
     assert out.startswith("Speed (baseline: plain)\n")
     assert "By category" in out
     found = json.loads(out.splitlines()[-1])
-    assert rows(found) == [("plain", 0, 1), ("plain", 1, 1), ("ngram k=5", 0, 1), ("ngram k=5", 1, 1)]
+    assert rows(found) == [("plain", 0, 1), ("plain", 1, 1), ("auto", 0, 1), ("auto", 1, 1)]
     assert found["schema"] == "outrider.bench/1"
     assert len(found["samples"]) == 16
     assert found["provenance"]["workloads"][0]["name"] == "prompts.jsonl"
@@ -75,11 +75,11 @@ def test_a_sweep_over_drafters_lengths_and_batches(bench: list[str], capsys: Cap
     options = ["--k", "0..2", "--batch", "1,3", "--temperature", "0", "--limit", "3"]
     assert run([*bench, *drafters, *options]) == 0
     found = record(capsys)
-    names = ["plain", "ngram k=1", "ngram k=2", "draft_model k=1 toy-draft", "draft_model k=2 toy-draft"]
+    names = ["plain", "auto k=1", "auto k=2", "draft_model k=1 toy-draft", "draft_model k=2 toy-draft"]
     assert found["configurations"] == names
     assert rows(found) == [(name, 0, batch) for name in names for batch in (1, 3)]
     assert found["details"]["plain"]["max_num_seqs"] == 8
-    assert found["details"]["ngram k=2"]["speculative_config"]["num_speculative_tokens"] == 2
+    assert found["details"]["auto k=2"]["speculative_config"]["num_speculative_tokens"] == 2
 
 
 def test_slots_for_the_largest_batch(bench: list[str], capsys: Captured) -> None:
@@ -298,7 +298,7 @@ def test_a_bug_keeps_what_was_measured_and_its_traceback(
         (["--k", "2", "--speculative-config", "none"], "--k '2' means nothing without a drafter"),
         (
             ["--speculative-config", '{"model": "a/toy-draft"}', "--speculative-config", '{"model": "b/toy-draft"}'],
-            "configuration 'draft_model k=5 toy-draft' is there twice",
+            "configuration 'draft_model toy-draft' is there twice",
         ),
         (["surplus"], "surplus"),
     ],
@@ -400,7 +400,7 @@ def test_a_name_is_no_markup_of_the_progress_bar(
 def test_with_a_model_plain_decoding_is_the_baseline(endpoints: list[Made], bench: list[str], capsys: Captured) -> None:
     assert run([*bench, "--endpoint", "http://one:8000", "--temperature", "0"]) == 0
     found = record(capsys)
-    assert found["configurations"] == ["plain", "ngram k=5", "one:8000"]
+    assert found["configurations"] == ["plain", "auto", "one:8000"]
     assert found["baseline"] == "plain"
     assert endpoints[0][2] is None
     # Another engine's other words break no promise of ours: the exit code above was 0.

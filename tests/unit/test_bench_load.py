@@ -160,7 +160,7 @@ def test_a_sweep_keeps_all_but_k() -> None:
         (SpeculativeConfig("ngram", 3), "ngram k=3"),
         (SpeculativeConfig("ngram", 3, prompt_lookup_max=4), "ngram k=3 prompt_lookup_max=4"),
         (SpeculativeConfig("draft_model", 2, "/home/me/draft", "float32"), "draft_model k=2 draft dtype=float32"),
-        (SpeculativeConfig("ngram", rejection_sample_method="block"), "ngram k=5 rejection_sample_method=block"),
+        (SpeculativeConfig("ngram", rejection_sample_method="block"), "ngram rejection_sample_method=block"),
     ],
 )
 def test_names_tell_configurations_apart(config: SpeculativeConfig | None, name: str) -> None:

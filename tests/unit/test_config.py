@@ -12,7 +12,9 @@ from outrider.errors import ConfigError, OutriderError
 
 def test_the_public_argument() -> None:
     assert parse_speculative_config(None) is None
-    assert parse_speculative_config("auto") == SpeculativeConfig("ngram", 5)
+    assert parse_speculative_config("auto") == SpeculativeConfig("auto")
+    assert parse_speculative_config("auto", can_roll_back=False) is None
+    assert SpeculativeConfig("auto").num_speculative_tokens is None, "as many as pay"
     given = SpeculativeConfig("ngram", 2)
     assert parse_speculative_config(given) is given
     assert parse_speculative_config({"method": "ngram", "prompt_lookup_max": 4}) == SpeculativeConfig(
@@ -35,12 +37,13 @@ def test_vllms_word_for_the_token_rule() -> None:
         ("ngrams", "speculative_config='ngrams' is unknown; use 'auto', None "),
         (5, "speculative_config=5 is unknown"),
         ({"k": 5}, "unknown key 'k'; known keys: method, num_speculative_tokens"),
-        ({"method": "eagle"}, "method='eagle' is unknown; use one of 'ngram', 'draft_model'"),
+        ({"method": "eagle"}, "method='eagle' is unknown; use one of 'auto', 'ngram', 'draft_model'"),
         ({"method": ["ngram"]}, r"method=\['ngram'\] is unknown"),
         ({"num_speculative_tokens": -1}, "num_speculative_tokens=-1 must be a whole number, 0 or more"),
         ({"num_speculative_tokens": True}, "num_speculative_tokens=True must be"),
         ({"num_speculative_tokens": 2.5}, "num_speculative_tokens=2.5 must be"),
-        ({"num_speculative_tokens": None}, "num_speculative_tokens=None must be"),
+        ({"num_speculative_tokens": "4"}, "num_speculative_tokens='4' must be"),
+        ({"method": "auto", "model": "small"}, "model='small' means nothing with method='auto'"),
         ({"prompt_lookup_min": 4, "prompt_lookup_max": 3}, "prompt_lookup_min=4 and prompt_lookup_max=3 must be"),
         ({"method": "draft_model", "model": "small", "prompt_lookup_max": 4}, "prompt_lookup_max=4 means nothing"),
         ({"dtype": "float32"}, "dtype='float32' means nothing with method='ngram'"),

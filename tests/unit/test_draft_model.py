@@ -26,7 +26,7 @@ SAMPLED = SamplingParams(temperature=0.9, top_p=0.95)
 
 
 def _setting(*sequences: StubSequence, **options: Any) -> tuple[ToyRunner, ModelDrafter]:
-    keep = {key: options.pop(key) for key in ("eos_ids", "max_num_batched_tokens") if key in options}
+    keep = {key: options.pop(key) for key in ("eos_ids", "max_num_batched_tokens", "floor") if key in options}
     runner = ToyRunner(ToyModel(VOCAB, context=3), **{"max_num_seqs": 4, "max_model_len": 64, **options})
     drafter = ModelDrafter(runner, VOCAB, **keep)
     for sequence in sequences:
@@ -47,6 +47,21 @@ def test_greedy_drafts_are_the_models_own_chain() -> None:
         assert draft.logq_KV is None
         assert list(draft.tokens) == runner.model.greedy(sequence.tokens, budget)
         sequence.append(runner.model.greedy(sequence.tokens, budget + 1))
+
+
+def test_a_doubtful_greedy_draft_ends_early() -> None:
+    """Before the token with which the whole draft would fall below the floor; sampled drafts have none."""
+    sequence = StubSequence(0, [1, 2, 3, 4], GREEDY)
+    whole, likely, at = _one(_setting(sequence)[1], sequence, 6).tokens, 1.0, []
+    model = ToyModel(VOCAB, context=3)
+    for i in range(6):
+        likely *= float(model.logits([*sequence.tokens, *whole[:i]]).softmax(-1).max())
+        at.append(likely)
+    for count, (above, below) in enumerate(zip([1.0, *at], at, strict=False)):
+        _, drafter = _setting(sequence, floor=(above + below) / 2)
+        assert _one(drafter, sequence, 6).tokens == whole[:count]
+    sampled = StubSequence(1, [1, 2, 3, 4], SAMPLED)
+    assert len(_one(_setting(sampled, floor=0.99)[1], sampled, 6).tokens) == 6
 
 
 @pytest.mark.parametrize("shared_noise", [False, True])

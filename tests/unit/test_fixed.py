@@ -8,7 +8,7 @@ from outrider.control.fixed import FixedController
 from outrider.draft import check_pair
 from outrider.errors import CapabilityError, ConfigError, RequestError
 from outrider.testing import ByteTokenizer, ScheduledController, StubSequence
-from outrider.types import PhaseSeconds, StepTrace
+from outrider.types import Choice, Offer, PhaseSeconds, StepTrace
 
 
 @pytest.mark.parametrize("k", [0, 1, 7])
@@ -16,8 +16,10 @@ def test_every_sequence_gets_k(k: int) -> None:
     controller = FixedController(k)
     sequences = [StubSequence(i, [1]) for i in range(3)]
     controller.observe(StepTrace((), PhaseSeconds()))
-    assert controller.budgets(sequences) == [k, k, k]
-    assert controller.budgets([]) == []
+    offers = [(Offer("ngram", 3), Offer("spire")), (Offer("spire"),), ()]
+    preferred = [Choice(k, Offer("ngram", 3)), Choice(k, Offer("spire")), Choice()]
+    assert controller.choose(sequences, offers) == preferred
+    assert controller.choose([], []) == []
 
 
 @pytest.mark.parametrize("k", [-1, 2.0, True, "3"])
@@ -26,16 +28,20 @@ def test_k_that_is_no_count_is_refused(k: object) -> None:
         FixedController(k)  # type: ignore[arg-type]
 
 
+def budgets(controller: ScheduledController, sequences: list[StubSequence]) -> list[int]:
+    return [choice.tokens for choice in controller.choose(sequences, [[Offer("any")]] * len(sequences))]
+
+
 def test_scheduled_budgets_are_ragged_and_go_round() -> None:
     controller = ScheduledController([0, 3, 1])
     sequences = [StubSequence(i, [1]) for i in range(2)]
-    assert [controller.budgets(sequences) for _ in range(4)] == [[0, 3], [3, 1], [1, 0], [0, 3]]
+    assert [budgets(controller, sequences) for _ in range(4)] == [[0, 3], [3, 1], [1, 0], [0, 3]]
 
 
 def test_scheduled_budgets_from_a_rule() -> None:
     controller = ScheduledController(lambda sequence, call: sequence.id * 10 + call)
     sequences = [StubSequence(i, [1]) for i in (1, 2)]
-    assert [controller.budgets(sequences) for _ in range(2)] == [[10, 20], [11, 21]]
+    assert [budgets(controller, sequences) for _ in range(2)] == [[10, 20], [11, 21]]
 
 
 class _OtherBytes(ByteTokenizer):

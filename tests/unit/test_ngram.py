@@ -16,13 +16,13 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
 
-def _rescan(tokens: Sequence[int], shortest: int, longest: int) -> int | None:
+def _rescan(tokens: Sequence[int], shortest: int, longest: int) -> tuple[int, int] | None:
     """The definition: longest suffix first, then the latest earlier occurrence with a token after it."""
     for size in range(longest, shortest - 1, -1):
         suffix = list(tokens[-size:])
         for at in range(len(tokens) - 1, size - 1, -1):
             if len(tokens) >= size and list(tokens[at - size : at]) == suffix:
-                return at
+                return at, size
     return None
 
 

@@ -30,7 +30,7 @@ from outrider.models.toy import ToyRunner
 from outrider.sampling.params import SamplingParams
 from outrider.train.methods.spire.model import SpireModule
 from outrider.train.methods.spire.train import start_from_target
-from outrider.types import Draft, RequestState
+from outrider.types import Choice, Draft, RequestState
 from tests.support import GREEDY, MODEL, LetterTokenizer
 from tests.unit.decoders import BACKENDS, VOCAB, families, on, random_weights, reference
 from tests.unit.decoders import load as load_decoder
@@ -195,9 +195,9 @@ def test_rounds_without_drafts_leave_nothing_behind(runner: DecoderRunner, tmp_p
     class Pauses(FixedController):
         turn = 0
 
-        def budgets(self, sequences: Any) -> list[int]:
+        def choose(self, sequences: Any, offers: Any) -> list[Choice]:
             self.turn += 1
-            return [0 if self.turn % 3 else K] * len(sequences)
+            return [replace(each, tokens=0 if self.turn % 3 else K) for each in super().choose(sequences, offers)]
 
     save(whole_target(), tmp_path, {}, int8=False)
     drafter = build_spire(tmp_path, target_of(runner), K)

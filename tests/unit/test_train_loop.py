@@ -16,7 +16,7 @@ from outrider.errors import ConfigError, ModelError
 from outrider.train.capture import CaptureSettings, CaptureStore
 from outrider.train.checkpoint import load_checkpoint
 from outrider.train.config import TrainConfig
-from outrider.train.export import export_spire
+from outrider.train.export import export_draft
 from outrider.train.loop import Progress, learning_rate, train
 from outrider.train.methods.spire.train import SpireTraining
 from outrider.train.segments import SegmentSampler
@@ -153,13 +153,13 @@ def test_ablations_are_switches(changes: dict[str, Any], store: CaptureStore, tm
 
 def test_a_checkpoint_becomes_a_draft(store: CaptureStore, tmp_path: Path) -> None:
     state = run(CONFIG, store, tmp_path / "run")
-    export_spire(tmp_path / "run", tmp_path / "draft", int8=False)
+    export_draft(tmp_path / "run", tmp_path / "draft", int8=False)
     draft = load_draft(tmp_path / "draft")
     assert draft.config.blocks == CONFIG.blocks
     assert same(draft.tensors, {name.removesuffix(".weight"): t for name, t in state["module"].items()})
     assert '"by": "a test"' in (tmp_path / "draft" / "config.json").read_text()
     with pytest.raises(ModelError, match="holds no checkpoint"):
-        export_spire(tmp_path / "draft", tmp_path / "other", int8=False)
+        export_draft(tmp_path / "draft", tmp_path / "other", int8=False)
 
 
 def test_the_rate_warms_up_and_cools_down() -> None:

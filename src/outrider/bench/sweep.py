@@ -40,7 +40,8 @@ def configuration_name(config: SpeculativeConfig | None) -> str:
     """A short title: method, k, the draft model's name, and whatever else is not a default."""
     if config is None or config.num_speculative_tokens == 0:
         return PLAIN
-    words = [config.method, f"k={config.num_speculative_tokens}"]
+    k = config.num_speculative_tokens
+    words = [config.method, *([] if k is None else [f"k={k}"])]
     if config.model is not None:
         words.append(Path(config.model).name)
     for field in fields(config):

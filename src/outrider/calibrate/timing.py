@@ -96,7 +96,7 @@ def _medians(
     passes, done = _LEAST_PASSES, 0
     while done <= passes:
         for at, (i, batch, rows) in enumerate(points):
-            taken[i, batch, rows].append(_timed(runners[i], batch, rows, context, clock))
+            taken[i, batch, rows].append(timed_pass(runners[i], batch, rows, context, clock))
             report(f"context {context}", done * len(points) + at + 1, (passes + 1) * len(points))
         if not done:
             first = sum(seconds.pop() for seconds in taken.values())
@@ -105,7 +105,7 @@ def _medians(
     return {point: statistics.median(seconds) for point, seconds in taken.items()}
 
 
-def _timed(runner: TargetRunner, batch: int, rows: int, context: int, clock: Callable[[], float]) -> float:
+def timed_pass(runner: TargetRunner, batch: int, rows: int, context: int, clock: Callable[[], float]) -> float:
     """Seconds of one pass, spread over the batch as evenly as can be; afterwards every slot is as before."""
     each, more = divmod(rows, batch)
     feeds = []

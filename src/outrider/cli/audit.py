@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import sys
 from collections.abc import Mapping
+from dataclasses import replace
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
@@ -23,6 +24,7 @@ if TYPE_CHECKING:
 
 _LEAST_SAMPLES = 100
 _LEAST_TOKENS = 2
+_DRAFT_LENGTH = 5
 _IN_PROCESS = ("model", "speculative_config", "dtype", "quantization", "max_model_len", "trust_remote_code")
 
 
@@ -70,7 +72,7 @@ def audit(
         speculation = _speculation(speculative_config)
         tasks = _tasks(prompts, limit)
         llm = options.load_llm(model, dtype, quantization, speculative_config, max_model_len, trust_remote_code)
-        report = _audit(llm, speculation.num_speculative_tokens, tasks, params, samples)
+        report = _audit(llm, speculation, tasks, params, samples)
         settings = {
             "model": model,
             "dtype": dtype,
@@ -125,7 +127,10 @@ def _tasks(prompts: str | None, limit: int) -> tuple[Task, ...]:
 # --- auditing -----------------------------------------------------------------------------------------------
 
 
-def _audit(llm: LLM, k: int, tasks: tuple[Task, ...], params: SamplingParams, samples: int) -> AuditReport:
+def _audit(
+    llm: LLM, speculation: SpeculativeConfig, tasks: tuple[Task, ...], params: SamplingParams, samples: int
+) -> AuditReport:
+    """Where the engine would choose draft lengths it drafts a fixed one: much is seen only where much is drafted."""
     from outrider.audit.run import EngineAudit
 
     if llm.engine.drafter.name == "none":
@@ -133,6 +138,10 @@ def _audit(llm: LLM, k: int, tasks: tuple[Task, ...], params: SamplingParams, sa
             f"{llm.loaded.runner.name}: its cache cannot be rolled back, so nothing is drafted and nothing is to audit"
         )
     questions = [_question(llm, task) for task in tasks]
+    k = speculation.num_speculative_tokens
+    if k is None:
+        k = _DRAFT_LENGTH
+        llm = llm.with_speculation(replace(speculation, num_speculative_tokens=k))
     with progress_bar() as progress:
         return EngineAudit(llm.with_speculation(None).engine, llm.engine, k, progress).run(questions, params, samples)
 

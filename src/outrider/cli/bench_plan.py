@@ -167,7 +167,7 @@ def drafters(texts: Sequence[str | Mapping[str, Any] | None], ks: str | None) ->
             found += [config] if ks is None else sweep_configs(config, k_range(ks))
     if ks is not None and not found:
         raise ConfigError(f"--k {ks[:60]!r} means nothing without a drafter: leave it out, or name one")
-    return tuple(dict.fromkeys(each for each in found if each is not None and each.num_speculative_tokens))
+    return tuple(dict.fromkeys(each for each in found if each is not None and each.num_speculative_tokens != 0))
 
 
 def whole_numbers(texts: Sequence[str], option: str) -> tuple[int, ...]:

@@ -15,6 +15,7 @@ from outrider.cli import options
 from outrider.cli.progress import progress_bar
 from outrider.config import DEFAULT_DTYPE, DEFAULT_MODEL, check_dtype
 from outrider.errors import ConfigError
+from outrider.train.methods import METHODS
 
 if TYPE_CHECKING:
     from outrider.train.config import TrainConfig
@@ -39,6 +40,7 @@ def run(
     data: Annotated[
         list[Path], typer.Option(help="JSON lines with messages, question, prompt or text; may be repeated.")
     ],
+    method: Annotated[str, typer.Option(help=f"Kind of draft: {', '.join(METHODS)}.")] = "spire",
     target: options.Model = DEFAULT_MODEL,
     dtype: options.Dtype = DEFAULT_DTYPE,
     text: Annotated[
@@ -53,7 +55,7 @@ def run(
     ] = None,
     max_model_len: options.MaxModelLen = 2048,
 ) -> None:
-    """Train a SPIRe draft. Interrupted or killed, the same command goes on where it stopped.
+    """Train a draft. Interrupted or killed, the same command goes on where it stopped.
 
     Prompts are continued by the target, its activations are kept on disk, then the draft is trained on them.
     """
@@ -63,7 +65,7 @@ def run(
     from outrider.train.run import Text
     from outrider.train.run import run as train
 
-    config = read_settings(target, steps, setting or [])
+    config = read_settings(target, method, steps, setting or [])
     llm = LLM(
         target,
         dtype=check_dtype(dtype),
@@ -84,16 +86,21 @@ def export(
         bool, typer.Option("--int8", help="Matrices in int8, a scale a row: a quarter of the size.")
     ] = False,
 ) -> None:
-    """Write the draft of a run's checkpoint, for `--speculative-config '{"method": "spire", "model": DRAFT}'`."""
-    from outrider.train.export import export_spire
+    """Write the draft of a run's checkpoint, for `--speculative-config '{"method": "spire", "model": DRAFT}'`.
 
-    weights = export_spire(run_folder, draft, int8=int8)
+    Of `--method small` it is a Hugging Face folder, for `"method": "draft_model"`, Transformers and vLLM.
+    """
+    from outrider.train.export import export_draft
+
+    about = export_draft(run_folder, draft, int8=int8)
     size = sum(file.stat().st_size for file in draft.iterdir())
-    print(f"{draft}: {weights.config.num_layers} layers, {weights.config.draft_vocab_size} tokens, {size / 1e6:.1f} MB")
+    print(f"{draft}: {about}, {size / 1e6:.1f} MB")
 
 
 def evaluate(
-    drafts: Annotated[list[str], typer.Argument(metavar="DRAFT...", help="Folders of SPIRe drafts, or 'ngram'.")],
+    drafts: Annotated[
+        list[str], typer.Argument(metavar="DRAFT...", help="Folders of drafts, 'ngram' or 'sparse_self'.")
+    ],
     prompts: Annotated[Path, typer.Option(help="JSON lines as for bench.")],
     target: options.Model = DEFAULT_MODEL,
     dtype: options.Dtype = DEFAULT_DTYPE,
@@ -113,7 +120,7 @@ def evaluate(
     from outrider.bench.workloads import load_workload
     from outrider.llm import LLM
     from outrider.provenance import provenance
-    from outrider.train.evaluate import Setting, evaluation_json
+    from outrider.train.evaluate import Setting, evaluation_json, speculation
     from outrider.train.evaluate import evaluate as measure
 
     tasks = load_workload(f"{prompts.parent}/{prompts.name}", seed=seed, limit=limit).tasks
@@ -123,8 +130,7 @@ def evaluate(
     found: list[Evaluation] = []
     with progress_bar() as progress:
         for draft in drafts:
-            method: dict[str, Any] = {"method": "ngram"} if draft == "ngram" else {"method": "spire", "model": draft}
-            speculating = llm.with_speculation({**method, "num_speculative_tokens": k})
+            speculating = llm.with_speculation({**speculation(draft), "num_speculative_tokens": k})
             for heat in temperature or [0.0, 1.0]:
                 for length in lengths:
                     found.append(
@@ -144,11 +150,11 @@ def evaluate(
         print("\n".join(_table(found)))
 
 
-def read_settings(target: str, steps: int | None, pairs: Sequence[str]) -> TrainConfig:
+def read_settings(target: str, method: str, steps: int | None, pairs: Sequence[str]) -> TrainConfig:
     """The configuration that the options describe. Raises ConfigError."""
     from outrider.train.config import TrainConfig
 
-    values: dict[str, Any] = {"target": target}
+    values: dict[str, Any] = {"target": target, "method": method}
     for pair in pairs:
         name, _, value = pair.partition("=")
         try:

@@ -1,18 +1,18 @@
-"""The controller contract: how many tokens to draft for each sequence."""
+"""The controller contract: what to draft for each sequence, and how much of it."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from typing import Protocol
 
-from outrider.types import RequestState, StepTrace
+from outrider.types import Choice, Offer, RequestState, StepTrace
 
 
 class Controller(Protocol):
     """Chooses draft lengths from past rounds only, so that the output law is untouched."""
 
-    def budgets(self, sequences: Sequence[RequestState]) -> list[int]:
-        """Draft tokens to ask for, one number per sequence; 0 is plain decoding."""
+    def choose(self, sequences: Sequence[RequestState], offers: Sequence[Sequence[Offer]]) -> list[Choice]:
+        """One choice per sequence, from what is offered for it: the drafter's preference first, or nothing."""
         ...
 
     def observe(self, trace: StepTrace) -> None:

@@ -7,16 +7,17 @@ from typing import TYPE_CHECKING
 
 from outrider.config import is_whole
 from outrider.errors import ConfigError
+from outrider.types import Choice
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from outrider.types import RequestState, StepTrace
+    from outrider.types import Offer, RequestState, StepTrace
 
 
 @dataclass(frozen=True)
 class FixedController:
-    """Budget ``k`` draft tokens for every sequence; 0 is plain decoding."""
+    """``k`` draft tokens for every sequence, from what its drafter prefers; 0 is plain decoding."""
 
     k: int
 
@@ -24,8 +25,9 @@ class FixedController:
         if not is_whole(self.k) or self.k < 0:
             raise ConfigError(f"num_speculative_tokens={self.k!r} must be a whole number, 0 or more")
 
-    def budgets(self, sequences: Sequence[RequestState]) -> list[int]:
-        return [self.k] * len(sequences)
+    def choose(self, sequences: Sequence[RequestState], offers: Sequence[Sequence[Offer]]) -> list[Choice]:
+        del sequences
+        return [Choice(self.k, each[0]) if each else Choice() for each in offers]
 
     def observe(self, trace: StepTrace) -> None:
         """Nothing to learn: the budget is fixed."""

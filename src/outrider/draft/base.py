@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Protocol, runtime_checkable
 
-from outrider.types import Draft, RequestState
+from outrider.types import Choice, Draft, Offer, RequestState
 
 if TYPE_CHECKING:
     import torch
@@ -41,6 +41,36 @@ class Drafter(Protocol):
         ``Draft.logq_KV`` is what each token was really drawn from, or None for a point mass.
         """
         ...
+
+
+@runtime_checkable
+class OfferingDrafter(Drafter, Protocol):
+    """A drafter that says before drafting how good its guess is, or has several kinds of guesses to choose from."""
+
+    def offers(self, sequence: RequestState) -> tuple[Offer, ...]:
+        """What it could propose now, best first; nothing where it has no guess. Brings its state up to date."""
+        ...
+
+    def propose_chosen(self, sequences: Sequence[RequestState], choices: Sequence[Choice]) -> list[Draft]:
+        """``propose``, from the offers that were chosen."""
+        ...
+
+
+def drafter_names(drafter: Drafter) -> tuple[str, ...]:
+    """Names that a request may ask for."""
+    return tuple(each.name for each in getattr(drafter, "drafters", (drafter,)))
+
+
+def offers_of(drafter: Drafter, sequence: RequestState) -> tuple[Offer, ...]:
+    """What any drafter offers: itself, unless it says more."""
+    return drafter.offers(sequence) if isinstance(drafter, OfferingDrafter) else (Offer(drafter.name),)
+
+
+def propose_chosen(drafter: Drafter, sequences: Sequence[RequestState], choices: Sequence[Choice]) -> list[Draft]:
+    """Drafts of any drafter, as chosen from its offers."""
+    if isinstance(drafter, OfferingDrafter):
+        return drafter.propose_chosen(sequences, choices)
+    return drafter.propose(sequences, [choice.tokens for choice in choices])
 
 
 @runtime_checkable

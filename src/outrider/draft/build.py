@@ -4,12 +4,17 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from outrider.config import SpeculativeConfig
+from outrider.config import MOST_TOKENS, SpeculativeConfig
 from outrider.draft import check_pair
 from outrider.draft.base import Drafter
+from outrider.draft.ngram import NgramDrafter
 from outrider.draft.none import NoDrafter
+from outrider.draft.shipped import shipped_draft
 from outrider.errors import CapabilityError
 from outrider.models.load import LoadedModel, load_runner
+
+_FLOOR = 0.15
+"""Where the engine chooses draft lengths, a draft less likely than this is not worth its row of the target's pass."""
 
 
 def build_drafter(
@@ -31,16 +36,34 @@ def build_drafter(
             f"{target.runner.name}: its cache cannot be rolled back, so rejected drafts of {speculation.method!r} "
             "would stay in it; use speculative_config=None"
         )
+    k = speculation.num_speculative_tokens
+    most, floor = (MOST_TOKENS, _FLOOR) if k is None else (k, 0.0)
     if speculation.method == "ngram":
-        from outrider.draft.ngram import NgramDrafter
-
         return NgramDrafter(speculation.lookup_min, speculation.lookup_max)
+    if speculation.method == "auto":
+        return _best_drafter(speculation, target, most, floor)
     if speculation.method == "spire":
         from outrider.draft.spire.build import build_spire
 
         assert speculation.model is not None
-        return build_spire(Path(speculation.model), target, speculation.num_speculative_tokens)
-    return _draft_model(speculation, target, dtype, max_num_batched_tokens, trust_remote_code)
+        return build_spire(Path(speculation.model), target, most, floor)
+    if speculation.method == "sparse_self":
+        from outrider.draft.sparse_self import build_sparse_self
+
+        return build_sparse_self(target, most, dtype)
+    return _draft_model(speculation, target, dtype, max_num_batched_tokens, trust_remote_code, floor)
+
+
+def _best_drafter(speculation: SpeculativeConfig, target: LoadedModel, most: int, floor: float) -> Drafter:
+    """Prompt lookup, and behind it the trained draft that is shipped for this target, if there is one."""
+    lookup = NgramDrafter(speculation.lookup_min, speculation.lookup_max)
+    folder = shipped_draft(target)
+    if folder is None:
+        return lookup
+    from outrider.draft.several import SeveralDrafter
+    from outrider.draft.spire.build import build_spire
+
+    return SeveralDrafter([lookup, build_spire(folder, target, most, floor)])
 
 
 def _draft_model(
@@ -49,6 +72,7 @@ def _draft_model(
     dtype: str,
     max_num_batched_tokens: int,
     trust_remote_code: bool,
+    floor: float,
 ) -> Drafter:
     from outrider.draft.model import ModelDrafter
 
@@ -63,6 +87,4 @@ def _draft_model(
         trust_remote_code=trust_remote_code,
     )
     check_pair(target.tokenizer, draft.tokenizer)
-    return ModelDrafter(
-        draft.runner, target.runner.vocab_size, target.tokenizer.eos_ids, max_num_batched_tokens=max_num_batched_tokens
-    )
+    return ModelDrafter(draft.runner, target.runner.vocab_size, target.tokenizer.eos_ids, max_num_batched_tokens, floor)

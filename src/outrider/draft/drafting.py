@@ -23,8 +23,27 @@ class Drafting:
     budget: int
     draws: RoundDraws
     stop_ids: frozenset[int]
+    floor: float = 0.0
+    """Greedy drafts end before a token with which all of it would be less likely than this, by the drafter itself."""
+    likely: float = 1.0
     tokens: list[int] = field(default_factory=list)
     logq: list[torch.Tensor] = field(default_factory=list)
+
+    @property
+    def wants_more(self) -> bool:
+        return len(self.tokens) < self.budget
+
+    def doubtful(self, logits_V: torch.Tensor) -> bool:
+        """Whether the draft should end here; then it does. Decided on the whole law, before anything is drawn from it:
+        to withdraw a token for its own likelihood would bend the output's law.
+        """
+        if self.floor == 0 or not self.sequence.params.greedy:
+            return False
+        self.likely *= float(torch.exp(logits_V.max().float() - torch.logsumexp(logits_V.float(), -1)))
+        if self.likely >= self.floor:
+            return False
+        self.budget = len(self.tokens)
+        return True
 
     def draw(self, logits_V: torch.Tensor, vocab_size: int) -> int:
         """Choose the next draft token and keep the very row it was chosen from."""
@@ -49,8 +68,8 @@ class Drafting:
         return Draft(tuple(self.tokens), torch.stack(self.logq))
 
 
-def begin(sequence: RequestState, budget: int, eos_ids: frozenset[int]) -> Drafting:
+def begin(sequence: RequestState, budget: int, eos_ids: frozenset[int], floor: float = 0.0) -> Drafting:
     """An empty draft of at most ``budget`` tokens; ``eos_ids`` are what ``min_tokens`` holds back."""
     params = sequence.params
     stop_ids = (frozenset() if params.ignore_eos else eos_ids) | frozenset(params.stop_token_ids)
-    return Drafting(sequence, budget, sequence.randomness.round(len(sequence.tokens)), stop_ids)
+    return Drafting(sequence, budget, sequence.randomness.round(len(sequence.tokens)), stop_ids, floor)

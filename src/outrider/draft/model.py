@@ -35,9 +35,9 @@ class ModelDrafter:
     """Drafts autoregressively with a ``TargetRunner`` of its own, all sequences together.
 
     ``vocab_size`` is the target model's: draft logits are padded or cut to it. ``eos_ids`` are the ids that
-    ``min_tokens`` holds back. A sequence for which the runner has no slot, no room left (its context is shorter
-    than the target model's) or no embedding (a padded id) is simply not drafted for. Raises ``CapabilityError``
-    for a runner that cannot roll back.
+    ``min_tokens`` holds back; ``floor``: see ``Drafting``. A sequence for which the runner has no slot, no room left
+    (its context is shorter than the target model's) or no embedding (a padded id) is simply not drafted for. Raises
+    ``CapabilityError`` for a runner that cannot roll back.
     """
 
     name = "draft_model"
@@ -48,6 +48,7 @@ class ModelDrafter:
         vocab_size: int,
         eos_ids: frozenset[int] = frozenset(),
         max_num_batched_tokens: int = 512,
+        floor: float = 0.0,
     ) -> None:
         if runner.capabilities.rollback == "none":
             raise CapabilityError(
@@ -57,7 +58,7 @@ class ModelDrafter:
         self._runner = runner
         self._vocab_size = vocab_size
         self._eos_ids = eos_ids
-        self._chunk = max_num_batched_tokens
+        self._chunk, self._floor = max_num_batched_tokens, floor
         self._slots: dict[int, _Slot] = {}
 
     def open(self, sequence: RequestState) -> None:
@@ -89,7 +90,7 @@ class ModelDrafter:
                 drafting = min(budget, room) > 0
                 goals[sequence.id] = (sequence, length, 1) if drafting else (sequence, length - 1, 0)
                 if drafting:
-                    rows[sequence.id] = begin(sequence, min(budget, room), self._eos_ids)
+                    rows[sequence.id] = begin(sequence, min(budget, room), self._eos_ids, self._floor)
         self._extend(rows, self._feed_committed(goals))
         return [rows[sequence.id].draft() if sequence.id in rows else Draft() for sequence in sequences]
 
@@ -99,8 +100,10 @@ class ModelDrafter:
             feeds = []
             for sequence_id, row_V in logits_V.items():
                 row = rows[sequence_id]
+                if row.doubtful(row_V):
+                    continue
                 token = row.draw(row_V, self._vocab_size)
-                if len(row.tokens) < row.budget:
+                if row.wants_more:
                     feeds.append(Feed(sequence_id, (token,), 1))
             logits_V = self._score(feeds)
             for feed in feeds:

@@ -5,10 +5,12 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from outrider.errors import ConfigError
-from outrider.types import Draft, RequestState
+from outrider.types import Draft, Offer, RequestState
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
+
+    from outrider.types import Choice
 
 
 class NgramIndex:
@@ -36,14 +38,14 @@ class NgramIndex:
                     self._after[tuple(recent[end - size : end])] = at
         self._indexed = len(tokens)
 
-    def match(self, tokens: Sequence[int]) -> int | None:
-        """Position to copy from, or None when no suffix occurred before."""
+    def match(self, tokens: Sequence[int]) -> tuple[int, int] | None:
+        """Position to copy from and the size of the n-gram before it, or None when no suffix occurred before."""
         suffix = tuple(tokens[-self._sizes.start :])
         for size in self._sizes:
             if size <= len(suffix):
                 at = self._after.get(suffix[len(suffix) - size :])
                 if at is not None:
-                    return at
+                    return at, size
         return None
 
 
@@ -76,6 +78,15 @@ class NgramDrafter:
         for sequence in sequences:
             self._indexes[sequence.id].extend(sequence.tokens)
 
+    def offers(self, sequence: RequestState) -> tuple[Offer, ...]:
+        """The longer the n-gram found, the stronger."""
+        self.sync([sequence])
+        found = self._indexes[sequence.id].match(sequence.tokens)
+        return () if found is None else (Offer(self.name, found[1]),)
+
+    def propose_chosen(self, sequences: Sequence[RequestState], choices: Sequence[Choice]) -> list[Draft]:
+        return self.propose(sequences, [choice.tokens for choice in choices])
+
     def propose(self, sequences: Sequence[RequestState], budgets: Sequence[int]) -> list[Draft]:
         self.sync(sequences)
         return [self._draft(sequence, budget) for sequence, budget in zip(sequences, budgets, strict=True)]
@@ -83,8 +94,8 @@ class NgramDrafter:
     def _draft(self, sequence: RequestState, budget: int) -> Draft:
         if budget <= 0:
             return Draft()
-        start = self._indexes[sequence.id].match(sequence.tokens)
-        return Draft() if start is None else Draft(copy_on(sequence.tokens, start, budget))
+        found = self._indexes[sequence.id].match(sequence.tokens)
+        return Draft() if found is None else Draft(copy_on(sequence.tokens, found[0], budget))
 
 
 def copy_on(tokens: Sequence[int], start: int, count: int) -> tuple[int, ...]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from outrider.types import Draft, RequestState
+from outrider.types import Choice, Draft, Offer, RequestState
 
 
 class NoDrafter:
@@ -20,6 +20,15 @@ class NoDrafter:
 
     def sync(self, sequences: Sequence[RequestState]) -> None:
         pass
+
+    def offers(self, sequence: RequestState) -> tuple[Offer, ...]:
+        """Nothing."""
+        del sequence
+        return ()
+
+    def propose_chosen(self, sequences: Sequence[RequestState], choices: Sequence[Choice]) -> list[Draft]:
+        del choices
+        return [Draft() for _ in sequences]
 
     def propose(self, sequences: Sequence[RequestState], budgets: Sequence[int]) -> list[Draft]:
         del budgets

@@ -12,7 +12,7 @@ import torch
 
 from outrider.config import EngineConfig, VerifierName
 from outrider.control.base import Controller
-from outrider.draft.base import Drafter, StateDrafter
+from outrider.draft.base import Drafter, StateDrafter, drafter_names, offers_of, propose_chosen
 from outrider.engine.clock import PhaseClock
 from outrider.engine.detokenizer import TextDecoder
 from outrider.engine.judge import Judged, judge
@@ -24,7 +24,7 @@ from outrider.errors import RequestError
 from outrider.models.base import Feed, Scores, TargetRunner
 from outrider.sampling.params import SamplingParams
 from outrider.sampling.rng import KeyedRandomness, child_seed, fresh_seed
-from outrider.types import Draft, PhaseSeconds, RequestOutput, RoundTrace, StepTrace
+from outrider.types import Choice, Draft, Offer, PhaseSeconds, RequestOutput, RoundTrace, StepTrace
 from outrider.verify import choose_verifier
 
 
@@ -57,7 +57,7 @@ class Engine:
         config = config or EngineConfig(max_num_seqs=runner.max_num_seqs)
         self.runner = runner
         self.drafter = drafter
-        self._state_drafter = drafter if isinstance(drafter, StateDrafter) else None
+        self._state_drafter = drafter if isinstance(drafter, StateDrafter) and drafter.layers else None
         self.controller = controller
         self.tokenizer = tokenizer
         self._limits = Limits(tokenizer.eos_ids, runner.max_model_len)
@@ -84,6 +84,9 @@ class Engine:
         outside = next((t for t in (*prompt_ids, *params.stop_token_ids) if not 0 <= t < vocab), None)
         if outside is not None:
             raise RequestError(f"token id {outside} is outside the vocabulary of {vocab} tokens (0 to {vocab - 1})")
+        method, methods = params.speculation.method, drafter_names(self.drafter)
+        if method is not None and method not in methods:
+            raise RequestError(f"speculative: method={method!r} is not loaded here; use one of {', '.join(methods)}")
         stops = {*params.stop_token_ids, *(() if params.ignore_eos else self._limits.eos_ids)}
         if params.min_tokens and stops.issuperset(range(vocab)):
             raise RequestError(
@@ -155,19 +158,19 @@ class Engine:
         self._recover()
         self._admit()
         batch = self._scheduler.next_batch(self.runner.length)
-        budgets = self._budgets(batch.ready)
+        choices = self._choose(batch.ready)
         schedule = clock.lap()
-        drafts = self._propose(batch, budgets)
+        drafts = self._propose(batch, choices)
         draft = clock.lap()
-        scores, starts = self._score(batch, drafts)
+        scores, starts, rows = self._score(batch, drafts)
         target = clock.lap()
         ready = list(zip(batch.ready, drafts, scores.logits[: len(drafts)], strict=True))
         verdicts = [judge(*each, self.tokenizer.token_text) for each in ready]
         verify = clock.lap()
-        rounds = self._commit(ready, verdicts)
+        rounds = self._commit(ready, choices, verdicts)
         self._hand_states(batch, scores, starts)
         seconds = PhaseSeconds(schedule, draft, target, verify, clock.lap())
-        return self._trace(batch, StepTrace(rounds, seconds))
+        return self._trace(batch, StepTrace(rounds, seconds, *rows))
 
     def _recover(self) -> None:
         """Put right what a step that raised left behind: drafts in the KV, ended sequences still running."""
@@ -200,30 +203,45 @@ class Engine:
                 raise
             self._scheduler.admit(seq)
 
-    def _budgets(self, ready: Seq[Sequence]) -> list[int]:
+    def _choose(self, ready: Seq[Sequence]) -> list[Choice]:
         # A round emits at most k + 1 tokens, so more than room - 1 drafts could never all be used; this also
         # keeps len(tokens) + k within the slot.
-        asked = self.controller.budgets(ready)
-        return [max(0, min(k, seq.room - 1)) for seq, k in zip(ready, asked, strict=True)]
+        offers = [self._offers(seq) for seq in ready]
+        chosen = self.controller.choose(ready, offers)
+        return [
+            Choice(max(0, min(self._length(seq, choice), seq.room - 1)), choice.offer or next(iter(offered), None))
+            for seq, choice, offered in zip(ready, chosen, offers, strict=True)
+        ]
 
-    def _propose(self, batch: Batch, budgets: list[int]) -> list[Draft]:
-        idle = [seq for seq, k in zip(batch.ready, budgets, strict=True) if k == 0]
-        active = [(seq, k) for seq, k in zip(batch.ready, budgets, strict=True) if k > 0]
+    def _length(self, seq: Sequence, choice: Choice) -> int:
+        """What the request asks for goes before what the controller chose."""
+        asked = seq.params.speculation.num_speculative_tokens
+        return choice.tokens if asked is None else asked
+
+    def _offers(self, seq: Sequence) -> tuple[Offer, ...]:
+        offers, wanted = offers_of(self.drafter, seq), seq.params.speculation.method
+        return offers if wanted is None else tuple(offer for offer in offers if offer.drafter == wanted)
+
+    def _propose(self, batch: Batch, choices: list[Choice]) -> list[Draft]:
+        idle = [seq for seq, choice in zip(batch.ready, choices, strict=True) if choice.tokens == 0]
+        active = [(seq, choice) for seq, choice in zip(batch.ready, choices, strict=True) if choice.tokens > 0]
         self.drafter.sync([*idle, *(seq for seq, _ in batch.filling)])
-        proposed = self.drafter.propose([seq for seq, _ in active], [k for _, k in active]) if active else []
+        proposed = propose_chosen(self.drafter, [seq for seq, _ in active], [c for _, c in active]) if active else []
         drafts = {seq.id: draft for (seq, _), draft in zip(active, proposed, strict=True)}
         vocab = self.runner.vocab_size
-        assert all(len(drafts[seq.id].tokens) <= k for seq, k in active), "a drafter exceeded its budget"
+        assert all(len(drafts[seq.id].tokens) <= c.tokens for seq, c in active), "a drafter exceeded its budget"
         assert all(0 <= t < vocab for draft in proposed for t in draft.tokens), "a draft token is not in the vocabulary"
         return [drafts.get(seq.id, Draft()) for seq in batch.ready]
 
-    def _score(self, batch: Batch, drafts: list[Draft]) -> tuple[Scores, list[int]]:
-        """Scores, and the position at which each feed starts."""
+    def _score(self, batch: Batch, drafts: list[Draft]) -> tuple[Scores, list[int], tuple[int, int]]:
+        """Scores, the position at which each feed starts, and how many rows there were, in all and of prompts."""
         feeds = list(self._feeds(batch, drafts))
         starts = [self.runner.length(feed.sequence_id) for feed in feeds]
+        fed = sum(len(feed.tokens) for feed in feeds)
+        rows = (fed, fed - sum(feed.rows for feed in feeds))
         if self._state_drafter is None:
-            return self.runner.score(feeds), starts
-        return self.runner.score(feeds, layers=self._state_drafter.layers), starts
+            return self.runner.score(feeds), starts, rows
+        return self.runner.score(feeds, layers=self._state_drafter.layers), starts, rows
 
     def _hand_states(self, batch: Batch, scores: Scores, starts: Seq[int]) -> None:
         """To a drafter that reads them, the states of what is now committed."""
@@ -246,18 +264,22 @@ class Engine:
             yield Feed(seq.id, tuple(seq.tokens[start : start + chunk]), rows=0)
 
     def _commit(
-        self, ready: Seq[tuple[Sequence, Draft, torch.Tensor]], judged: Seq[Judged | None]
+        self,
+        ready: Seq[tuple[Sequence, Draft, torch.Tensor]],
+        choices: Seq[Choice],
+        judged: Seq[Judged | None],
     ) -> tuple[RoundTrace, ...]:
         now = time.perf_counter()
         rounds = []
-        for (seq, draft, _), each in zip(ready, judged, strict=True):
+        for (seq, draft, _), choice, each in zip(ready, choices, judged, strict=True):
             if each is None:
                 # This sequence cannot go on; its neighbours can.
                 seq.abort("the model gave NaN logits")
                 self._release(seq)
                 continue
             emitted = seq.append(each.tokens, each.logprobs)
-            trace = RoundTrace(seq.request_id, seq.id, self.drafter.name, len(draft.tokens), each.kept, emitted)
+            drafted = len(draft.tokens)
+            trace = RoundTrace(seq.request_id, seq.id, self.drafter.name, drafted, each.kept, emitted, choice)
             self._requests[seq.request_id].counter.observe(trace, now)
             self.runner.commit(seq.id, len(seq.tokens) - 1)
             rounds.append(trace)

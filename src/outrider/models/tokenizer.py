@@ -14,6 +14,7 @@ from outrider.models.quiet import first_line, quiet_transformers
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping, Sequence
+    from pathlib import Path
 
     from transformers import PreTrainedTokenizerFast
 
@@ -54,6 +55,10 @@ class Tokenizer:
     def decode(self, ids: Sequence[int]) -> str:
         """Text of the ids, special tokens left out, spaces as the model wrote them."""
         return str(self._hf.decode(list(ids), skip_special_tokens=True, clean_up_tokenization_spaces=False))
+
+    def save(self, folder: Path) -> None:
+        """Write it to a folder, in Hugging Face's files."""
+        self._hf.save_pretrained(folder)
 
     def token_text(self, token: int) -> str:
         """One token for display: special tokens by name, part of a character as U+FFFD, unused ids empty."""

@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, fields
 from typing import Any, Self
 
-from outrider.config import is_whole
+from outrider.config import check_draft_length, is_whole
 from outrider.errors import ConfigError
 
 MAX_LOGPROBS = 20
@@ -22,6 +22,16 @@ _NOT_YET = (
     "prompt_logprobs",
     "structured_outputs",
 )
+
+
+@dataclass(frozen=True)
+class RequestSpeculation:
+    """How one request is drafted for, where it differs from its neighbours. None: as the engine chooses."""
+
+    num_speculative_tokens: int | None = None
+    """Draft tokens of every round; 0 is plain decoding."""
+    method: str | None = None
+    """One of the engine's drafters."""
 
 
 @dataclass(frozen=True)
@@ -48,6 +58,8 @@ class SamplingParams:
     ignore_eos: bool = False
     logprobs: int | None = None
     """Likeliest alternatives to report beside each token's own log-probability; None reports nothing."""
+    speculative: Mapping[str, Any] | RequestSpeculation | None = None
+    """``{"num_speculative_tokens": k, "method": name}`` for this request alone; stored as RequestSpeculation."""
 
     def __new__(cls, *args: object, **values: object) -> Self:  # noqa: ARG004
         # Runs before the generated __init__, whose own complaint about an unknown name would be a bare TypeError.
@@ -57,6 +69,7 @@ class SamplingParams:
     def __post_init__(self) -> None:
         object.__setattr__(self, "stop", _strings(self.stop))
         object.__setattr__(self, "stop_token_ids", _token_ids(self.stop_token_ids))
+        object.__setattr__(self, "speculative", _speculation(self.speculative))
         self._check_distribution()
         self._check_lengths()
         if self.seed is not None:
@@ -93,6 +106,11 @@ class SamplingParams:
         return cls(**values)
 
     @property
+    def speculation(self) -> RequestSpeculation:
+        """What the request says of its drafts, or nothing."""
+        return self.speculative if isinstance(self.speculative, RequestSpeculation) else RequestSpeculation()
+
+    @property
     def greedy(self) -> bool:
         """Whether every token is the likeliest one, with no randomness at all."""
         return self.temperature == 0
@@ -127,6 +145,18 @@ def _strings(value: object) -> tuple[str, ...]:
     if "" in items:
         raise ConfigError(f"stop={value!r} holds an empty string, which would stop at once; remove it")
     return tuple(items)
+
+
+def _speculation(value: object) -> RequestSpeculation | None:
+    if value is None or isinstance(value, RequestSpeculation):
+        return value
+    known = [f.name for f in fields(RequestSpeculation)]
+    if not isinstance(value, Mapping) or not set(value) <= set(known):
+        raise ConfigError(f"speculative={value!r} must be a dictionary with nothing but {' and '.join(known)}")
+    check_draft_length(value.get("num_speculative_tokens"), "speculative")
+    if not isinstance(value.get("method"), str | None):
+        raise ConfigError(f"speculative: method={value['method']!r} must be the name of one of the engine's drafters")
+    return RequestSpeculation(**value)
 
 
 def _token_ids(value: object) -> tuple[int, ...]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 
-from outrider.types import RequestState, StepTrace
+from outrider.types import Choice, Offer, RequestState, StepTrace
 
 BudgetRule = Callable[[RequestState, int], int]
 
@@ -20,10 +20,13 @@ class ScheduledController:
         self._calls = 0
         self.traces: list[StepTrace] = []
 
-    def budgets(self, sequences: Sequence[RequestState]) -> list[int]:
-        budgets = [self._budget(sequence, place) for place, sequence in enumerate(sequences)]
+    def choose(self, sequences: Sequence[RequestState], offers: Sequence[Sequence[Offer]]) -> list[Choice]:
+        choices = [
+            Choice(self._budget(sequence, place), each[0]) if each else Choice()
+            for place, (sequence, each) in enumerate(zip(sequences, offers, strict=True))
+        ]
         self._calls += 1
-        return budgets
+        return choices
 
     def observe(self, trace: StepTrace) -> None:
         self.traces.append(trace)

@@ -8,15 +8,18 @@ from typing import Any
 
 from outrider.config import DEFAULT_MODEL, is_whole
 from outrider.errors import ConfigError
+from outrider.train.methods import check_method
 
 _LAYERS = 3
 
 
 @dataclass(frozen=True)
 class TrainConfig:
-    """Settings of a run; what a draft is at work is ``SpireConfig``."""
+    """Settings of a run."""
 
     target: str = DEFAULT_MODEL
+    method: str = "spire"
+    """Kind of draft, of ``train/methods``."""
     blocks: tuple[int, ...] = ()
     """Target blocks, counted from 0, that the draft's layers start from; empty: three, spread over its depth."""
     reads: tuple[int, ...] = ()
@@ -45,6 +48,7 @@ class TrainConfig:
     seed: int = 0
 
     def __post_init__(self) -> None:
+        check_method(self.method)
         for name in ("draft_vocab_size", "k", "segment", "batch", "steps"):
             value = getattr(self, name)
             if not is_whole(value) or value < 1:

@@ -4,12 +4,15 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from outrider.bench.statistics import Interval, bootstrap
+from outrider.draft.spire.config import FORMAT
 from outrider.errors import ConfigError
+from outrider.models.checkpoint import read_json
 from outrider.sampling.params import SamplingParams
 
 if TYPE_CHECKING:
@@ -39,6 +42,15 @@ class Evaluation:
     """95 %, bootstrap over prompts."""
     survival: tuple[float, ...]
     """Share of rounds whose draft token at each of the k positions was kept."""
+
+
+def speculation(draft: str) -> dict[str, Any]:
+    """How to speculate with what was named: a method that needs no folder, a SPIRe draft's folder, or a model's."""
+    if draft in ("ngram", "sparse_self"):
+        return {"method": draft}
+    card = Path(draft) / "config.json"
+    is_spire = card.is_file() and read_json(card).get("format") == FORMAT
+    return {"method": "spire" if is_spire else "draft_model", "model": draft}
 
 
 def evaluate(

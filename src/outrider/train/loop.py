@@ -13,11 +13,10 @@ import torch
 
 from outrider.errors import ModelError
 from outrider.train.checkpoint import load_checkpoint, save_checkpoint
+from outrider.train.config import TrainConfig
 
 if TYPE_CHECKING:
-    from outrider.train.config import TrainConfig
-    from outrider.train.methods.spire.train import SpireTraining
-    from outrider.train.segments import SegmentSampler
+    from outrider.train.methods.base import Batch, Sampler, Task
 
 
 @dataclass(frozen=True)
@@ -46,8 +45,8 @@ def learning_rate(config: TrainConfig, step: int) -> float:
 
 def train(
     config: TrainConfig,
-    task: SpireTraining,
-    sampler: SegmentSampler,
+    task: Task[Batch],
+    sampler: Sampler[Batch],
     folder: Path,
     watch: Callable[[Progress], None],
     *,
@@ -90,7 +89,7 @@ def train(
     save_checkpoint(folder, _state(step, task, optimizer, config))
 
 
-def _state(step: int, task: SpireTraining, optimizer: torch.optim.Optimizer, config: TrainConfig) -> dict[str, Any]:
+def _state(step: int, task: Task[Any], optimizer: torch.optim.Optimizer, config: TrainConfig) -> dict[str, Any]:
     return {
         "step": step,
         "module": task.module.state_dict(),
@@ -105,7 +104,9 @@ def _resume(folder: Path, module: torch.nn.Module, optimizer: torch.optim.Optimi
     if state is None:
         return 0
     # More steps may be asked for than before; everything else makes another run.
-    differs = [key for key, value in config.to_dict().items() if key != "steps" and state["config"].get(key) != value]
+    # A setting that is younger than the checkpoint had its default then.
+    before = TrainConfig().to_dict() | state["config"]
+    differs = [key for key, value in config.to_dict().items() if key != "steps" and before[key] != value]
     if differs:
         raise ModelError(f"{folder} holds a run with another {', '.join(differs)}; use the same or another folder")
     module.load_state_dict(state["module"])

@@ -10,21 +10,21 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from outrider.draft.spire.config import SpireConfig
 from outrider.errors import CapabilityError, ConfigError
 from outrider.models.checkpoint import read_tensors
 from outrider.models.decoder import DecoderRunner
 from outrider.train.capture import CaptureSettings, CaptureStore
+from outrider.train.config import TrainConfig
 from outrider.train.continuations import Document, Sampling, continue_rows
 from outrider.train.loop import Progress, train
-from outrider.train.methods.spire.train import SpireTraining
+from outrider.train.methods import method_named
+from outrider.train.methods.base import Material
 from outrider.train.prompts import Row, read_rows
-from outrider.train.segments import SegmentSampler
 from outrider.train.vocabulary import frequent_tokens
 
 if TYPE_CHECKING:
     from outrider.llm import LLM
-    from outrider.train.config import TrainConfig
+    from outrider.train.methods.base import Method
 
 
 @dataclass(frozen=True)
@@ -49,11 +49,12 @@ class Text:
 
 def run(config: TrainConfig, llm: LLM, text: Text, output: Path, watcher: Watcher, provenance: dict[str, Any]) -> None:
     """Train a draft for ``llm``, which decodes plainly; the checkpoint is in ``output``. Raises OutriderError."""
-    runner = llm.engine.runner
+    runner, method = llm.engine.runner, method_named(config.method)
     if not isinstance(runner, DecoderRunner):
-        raise CapabilityError(f"a SPIRe draft reads activations of Outrider's own decoder, which {runner.name} is not")
+        raise CapabilityError(f"drafts learn from what Outrider's own decoder computes, which {runner.name} is not")
+    _refuse_unused(config, method)
     config = config.for_depth(runner.config.num_layers)
-    spire = spire_config(config, runner)
+    method.check(config, runner)
     documents = training_documents(llm, text, config.seed, watcher)
     store = _capture(runner, documents, config, text.folder, watcher)
     eos_ids = llm.loaded.tokenizer.eos_ids
@@ -61,36 +62,16 @@ def run(config: TrainConfig, llm: LLM, text: Text, output: Path, watcher: Watche
     own_words = sum(len(document.tokens) - document.answer_start for document in documents)
     about = {**provenance, "texts": len(documents), "own_words": own_words, "vocabulary_covers": coverage}
     tensors = dict(read_tensors(llm.loaded.files, torch.bfloat16))
-    task = SpireTraining(config, spire, tensors, draft_ids, store.settings.layers, runner.max_model_len, about)
-    sampler = SegmentSampler(
-        store.rows(),
-        store.documents,
-        store.settings,
-        length=config.segment,
-        batch=config.batch,
-        k=config.k,
-        seed=config.seed,
-    )
+    task, sampler = method.begin(config, Material(runner, documents, store, tensors, draft_ids, about))
     train(config, task, sampler, output, watcher.step)
 
 
-def spire_config(config: TrainConfig, runner: DecoderRunner) -> SpireConfig:
-    """The draft that a run makes."""
-    deepest = runner.config.num_layers
-    if not all(0 <= block < deepest for block in config.blocks):
-        raise ConfigError(f"blocks={config.blocks}: {runner.name} has blocks 0 to {deepest - 1}")
-    if not all(0 <= read <= deepest for read in config.reads):
-        raise ConfigError(f"reads={config.reads}: {runner.name} has states 0 to {deepest}")
-    return SpireConfig.of_target(
-        runner.config,
-        blocks=config.blocks,
-        reads=config.reads,
-        draft_vocab_size=config.draft_vocab_size,
-        window=config.window,
-        sink=config.sink,
-        feedback=config.feedback,
-        sees_itself=config.sees_itself,
-    )
+def _refuse_unused(config: TrainConfig, method: Method) -> None:
+    usual = TrainConfig()
+    for name in method.unused:
+        value = getattr(config, name)
+        if value != getattr(usual, name):
+            raise ConfigError(f"{name}={value!r} means nothing with method={config.method!r}; leave it out")
 
 
 def training_documents(llm: LLM, text: Text, seed: int, watcher: Watcher) -> list[Document]:

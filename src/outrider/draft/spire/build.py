@@ -17,8 +17,8 @@ if TYPE_CHECKING:
     from outrider.models.load import LoadedModel
 
 
-def build_spire(folder: Path, target: LoadedModel, most: int) -> SpireDrafter:
-    """The draft in ``folder``, for drafts of at most ``most`` tokens.
+def build_spire(folder: Path, target: LoadedModel, most: int, floor: float = 0.0) -> SpireDrafter:
+    """The draft in ``folder``, for drafts of at most ``most`` tokens. ``floor``: see ``Drafting``.
 
     Raises ModelError for a folder that holds none, and CapabilityError for a target that it was not made for.
     """
@@ -30,9 +30,9 @@ def build_spire(folder: Path, target: LoadedModel, most: int) -> SpireDrafter:
         )
     weights = load(folder)
     _check_fit(weights.config, runner, folder)
-    sizes = {"max_num_seqs": runner.max_num_seqs, "max_model_len": runner.max_model_len}
-    step = _step(weights, runner, most)
-    return SpireDrafter(weights.config, step, weights.draft_ids, eos_ids=target.tokenizer.eos_ids, **sizes)
+    sizes = {"max_num_seqs": runner.max_num_seqs, "max_model_len": runner.max_model_len, "most": most}
+    step, eos_ids = _step(weights, runner, most), target.tokenizer.eos_ids
+    return SpireDrafter(weights.config, step, weights.draft_ids, eos_ids=eos_ids, floor=floor, **sizes)
 
 
 def _check_fit(draft: SpireConfig, runner: DecoderRunner, folder: Path) -> None:

@@ -39,7 +39,10 @@ class _Slot:
 
 
 class SpireDrafter:
-    """``draft_ids``: the target's id of each token of the draft's vocabulary; other tokens have q = 0."""
+    """``draft_ids``: the target's id of each token of the draft's vocabulary; other tokens have q = 0.
+
+    ``most``: longest draft that the step's ring has room for. ``floor``: see ``Drafting``.
+    """
 
     name = "spire"
 
@@ -51,9 +54,12 @@ class SpireDrafter:
         *,
         max_num_seqs: int,
         max_model_len: int,
+        most: int,
+        floor: float = 0.0,
         eos_ids: frozenset[int] = frozenset(),
     ) -> None:
         self._config, self._step, self._max_model_len, self._eos_ids = config, step, max_model_len, eos_ids
+        self._most, self._floor = most, floor
         self._draft_ids = draft_ids
         self._ids = draft_ids.tolist()
         self._free = list(range(max_num_seqs))
@@ -93,10 +99,10 @@ class SpireDrafter:
         rows: dict[int, Drafting] = {}
         for sequence, budget in zip(sequences, budgets, strict=True):
             slot, length = self._slots.get(sequence.id), len(sequence.tokens)
-            room = min(budget, self._max_model_len - length + 1)
+            room = min(budget, self._most, self._max_model_len - length + 1)
             if slot is not None and slot.known >= length - 1 and room > 0:
                 slot.known = length - 1
-                rows[sequence.id] = begin(sequence, room, self._eos_ids)
+                rows[sequence.id] = begin(sequence, room, self._eos_ids, self._floor)
         self._extend(rows)
         return [rows[sequence.id].draft() if sequence.id in rows else Draft() for sequence in sequences]
 
@@ -108,8 +114,9 @@ class SpireDrafter:
             positions = [len(row.sequence.tokens) - 1 + len(row.tokens) for row in going]
             slots = [self._slots[row.sequence.id].index for row in going]
             for row, logits_V in zip(going, self._step.step(inputs, slots, positions), strict=True):
-                self._draw(row, logits_V)
-            going = [row for row in going if len(row.tokens) < row.budget]
+                if not row.doubtful(logits_V):
+                    self._draw(row, logits_V)
+            going = [row for row in going if row.wants_more]
 
     def _draw(self, row: Drafting, logits_V: torch.Tensor) -> None:
         if row.sequence.params.greedy and row.sequence.params.min_tokens == 0:

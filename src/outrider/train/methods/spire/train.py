@@ -7,7 +7,9 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from outrider.draft.spire.config import SpireConfig
+from outrider.draft.target_blocks import block_of_target, head_rows
 from outrider.errors import ConfigError
+from outrider.train.law import target_law
 from outrider.train.methods.spire.loss import Losses, mixed_loss
 from outrider.train.methods.spire.model import Segments, SpireModule
 
@@ -40,8 +42,7 @@ class SpireTraining:
         torch.manual_seed(config.seed)
         self.module = SpireModule(spire, max_positions)
         self._embedding_VD = tensors["model.embed_tokens.weight"].to(torch.bfloat16)
-        head_VD = tensors.get("lm_head.weight", tensors["model.embed_tokens.weight"])
-        self._head_VD = head_VD[draft_ids].float()
+        self._head_VD = head_rows(tensors, draft_ids)
         if config.pruned_init:
             start_from_target(self.module, tensors, self._head_VD)
 
@@ -56,9 +57,7 @@ class SpireTraining:
         segments = Segments(
             batch.tokens_BS, batch.positions_BS, batch.states_LBTD[self._places], batch.key_positions_BT
         )
-        with torch.no_grad():
-            scores_RV = batch.final_BSD[valid].float() @ self._head_VD.T
-            p_RV = (scores_RV - batch.lse_BS[valid][:, None]).exp_()
+        p_RV = target_law(batch.final_BSD[valid], batch.lse_BS[valid], self._head_VD)
         with torch.autocast("cpu", torch.bfloat16):
             states_RD = self.module(self._embedding_VD[batch.tokens_BS].float(), segments, self.config.k)
             logits_RV = self.module.head(states_RD.flatten(1, 2)[valid])
@@ -69,17 +68,8 @@ class SpireTraining:
 def start_from_target(module: SpireModule, tensors: Mapping[str, torch.Tensor], head_VD: torch.Tensor) -> None:
     """Pruned initialisation: blocks, final norm and the head's rows of the target."""
     for layer, block in zip(module.layers, module.config.blocks, strict=True):
-        at = f"model.layers.{block}."
-        parts = {
-            "input_norm": ["input_layernorm"],
-            "mlp_norm": ["post_attention_layernorm"],
-            "q.weight": ["self_attn.q_proj"],
-            "kv.weight": ["self_attn.k_proj", "self_attn.v_proj"],
-            "out.weight": ["self_attn.o_proj"],
-            "gate_up.weight": ["mlp.gate_proj", "mlp.up_proj"],
-            "down.weight": ["mlp.down_proj"],
-        }
-        for name, sources in parts.items():
-            layer.get_parameter(name).copy_(torch.cat([tensors[f"{at}{source}.weight"].float() for source in sources]))
+        for name, tensor in block_of_target(tensors, block).items():
+            parameter = layer.get_parameter(name if name.endswith("norm") else f"{name}.weight")
+            parameter.copy_(tensor)
     module.norm.copy_(tensors["model.norm.weight"].float())
     module.head.weight.copy_(head_VD)

@@ -1,0 +1,91 @@
+"""How likely a draft's tokens are to be kept, by position, learnt from past rounds."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from outrider.types import Offer, RoundTrace
+
+_SHARED_MEMORY, _OWN_MEMORY = 200.0, 20.0
+"""Rounds in which an observation loses most of its weight: topics of one text change sooner than a workload."""
+_GUESS, _GUESS_WEIGHT = 0.6, 2.0
+"""Chance of a first position of which nothing is known, and the rounds that it counts as."""
+_SHARED_WEIGHT = 3.0
+"""Rounds of its own that weigh as much in a sequence as all that is known of others."""
+
+
+class Chances:
+    """Of each draft position, given that those before it were kept: the chance to be kept too.
+
+    A position that was asked for and not drafted was not kept. Counts fade: what was true long ago is forgotten.
+    """
+
+    def __init__(self, most: int, memory: float) -> None:
+        self._fade = 1 - 1 / memory
+        self._kept, self._tried = [0.0] * most, [0.0] * most
+
+    def observe(self, asked: int, kept: int) -> None:
+        """A round that asked for so many draft tokens and kept so many."""
+        # Positions out of reach fade too: bad luck with a few trials must not rule out a length for good.
+        self._tried = [self._fade * tried for tried in self._tried]
+        self._kept = [self._fade * count for count in self._kept]
+        for position in range(min(asked, kept + 1, len(self._tried))):
+            self._tried[position] += 1
+            self._kept[position] += position < kept
+
+    def alone(self) -> list[float]:
+        """Chances by these rounds only: a position that was hardly tried is as good as the one before it."""
+        chances, chance = [], _GUESS
+        for kept, tried in zip(self._kept, self._tried, strict=True):
+            chance = (_GUESS_WEIGHT * chance + kept) / (_GUESS_WEIGHT + tried)
+            chances.append(chance)
+        return chances
+
+    def among(self, shared: Sequence[float]) -> list[float]:
+        """Chances of a sequence, where those of all others count as some rounds: what is better or worse with it at one
+        position is expected to be so at the next."""
+        chances, against = [], 1.0
+        for guess, kept, tried in zip(shared, self._kept, self._tried, strict=True):
+            chance = (_SHARED_WEIGHT * min(1.0, guess * against) + kept) / (_SHARED_WEIGHT + tried)
+            chances.append(chance)
+            against = chance / guess
+        return chances
+
+
+class SurvivalBook:
+    """Survival by offer, shared by all requests, and by offer and sequence where a sequence has rounds of its own."""
+
+    def __init__(self, most: int) -> None:
+        self._most = most
+        self._shared: dict[Offer, Chances] = {}
+        self._own: dict[int, dict[Offer, Chances]] = {}
+
+    def observe(self, trace: RoundTrace) -> None:
+        """Learn from a round that drafted, or was asked to."""
+        choice = trace.choice
+        if choice.offer is None or choice.tokens == 0:
+            return
+        shared = self._shared.setdefault(choice.offer, Chances(self._most, _SHARED_MEMORY))
+        own = self._own.setdefault(trace.sequence_id, {})
+        for chances in (shared, own.setdefault(choice.offer, Chances(self._most, _OWN_MEMORY))):
+            chances.observe(choice.tokens, trace.kept)
+
+    def survival(self, sequence_id: int, offer: Offer) -> list[float]:
+        """Chance of each position to be reached and kept; falls from position to position."""
+        shared = self._shared.get(offer)
+        chances = [_GUESS] * self._most if shared is None else shared.alone()
+        own = self._own.get(sequence_id, {}).get(offer)
+        if own is not None:
+            chances = own.among(chances)
+        survival, so_far = [], 1.0
+        for chance in chances:
+            so_far *= chance
+            survival.append(so_far)
+        return survival
+
+    def keep(self, sequence_ids: set[int]) -> None:
+        """Forget all other sequences."""
+        self._own = {key: value for key, value in self._own.items() if key in sequence_ids}

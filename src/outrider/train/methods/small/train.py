@@ -1,0 +1,51 @@
+"""A small draft in training: the loss of a batch of whole texts."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from outrider.draft.target_blocks import head_rows
+from outrider.train.law import target_law
+from outrider.train.methods.small.config import SmallConfig
+from outrider.train.methods.small.loss import small_loss
+from outrider.train.methods.small.model import SmallModule
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    from outrider.train.config import TrainConfig
+    from outrider.train.methods.spire.loss import Losses
+    from outrider.train.texts import TextBatch
+
+
+class SmallTraining:
+    """Module and targets. ``tensors``: the target's weights by their Hugging Face names, for its law alone."""
+
+    def __init__(
+        self,
+        config: TrainConfig,
+        small: SmallConfig,
+        tensors: Mapping[str, torch.Tensor],
+        draft_ids: torch.Tensor,
+        provenance: Mapping[str, Any],
+    ) -> None:
+        self.config, self.small = config, small
+        self._draft_ids, self._provenance = draft_ids, dict(provenance)
+        torch.manual_seed(config.seed)
+        self.module = SmallModule(small)
+        self._head_VD = head_rows(tensors, draft_ids)
+
+    def card(self) -> dict[str, Any]:
+        """What a checkpoint holds beside the weights, so that it can become a draft by itself."""
+        about = {"config": self.small.to_dict(), "provenance": self._provenance}
+        return {"draft": about, "draft_ids": self._draft_ids}
+
+    def losses(self, batch: TextBatch) -> tuple[Losses, int]:
+        """Sums over the positions that the batch learns, and how many those are."""
+        p_RV = target_law(batch.final_RD, batch.lse_R, self._head_VD)
+        with torch.autocast("cpu", torch.bfloat16):
+            logits_RV = self.module.lm_head(self.module(batch.tokens_BS)[batch.valid_BS])
+        config = self.config
+        return small_loss(p_RV, logits_RV, self.small.left_out, config.omega, config.hard_targets), len(p_RV)

@@ -1,0 +1,194 @@
+"""The goodput controller: what it chooses by what it has seen, against the best choice that there is."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Sequence
+from itertools import product
+
+import pytest
+
+from outrider.control.goodput import GoodputController
+from outrider.control.step_cost import StepCost
+from outrider.testing import StubSequence
+from outrider.types import Choice, Offer, PhaseSeconds, RoundTrace, StepTrace
+
+DRAFT, LOOKUP = Offer("spire"), Offer("ngram", 3)
+ROW = 0.05
+DRAFTING = 0.06
+
+
+def cost(rows: int) -> float:
+    """A pass of one row takes a second, and each further row a little more."""
+    return 1 + ROW * (rows - 1)
+
+
+class World:
+    """Drafts that are kept position by position with a fixed chance, by offer, and steps that take what they take."""
+
+    def __init__(self, chances: dict[Offer, float], *, batch: int = 1, noise: float = 0.0, seed: int = 0) -> None:
+        self.chances, self.noise, self.random = chances, noise, random.Random(seed)
+        self.sequences = [StubSequence(i, [1]) for i in range(batch)]
+        self.controller = GoodputController(StepCost({1: cost(1), 9: cost(9), 129: cost(129)}), {"spire": DRAFTING})
+        self.tokens, self.seconds = 0, 0.0
+
+    def run(self, rounds: int) -> list[list[Choice]]:
+        return [self.round() for _ in range(rounds)]
+
+    def round(self) -> list[Choice]:
+        choices = self.controller.choose(self.sequences, [tuple(self.chances)] * len(self.sequences))
+        traces = []
+        for sequence, choice in zip(self.sequences, choices, strict=True):
+            kept = 0
+            while kept < choice.tokens and choice.offer and self.random.random() < self.chances[choice.offer]:
+                kept += 1
+            traces.append(RoundTrace("req-0", sequence.id, "any", choice.tokens, kept, kept + 1, choice))
+        rows = sum(1 + choice.tokens for choice in choices)
+        drafting = DRAFTING * sum(c.tokens for c in choices if c.offer == DRAFT)
+        seconds = cost(rows) * (1 + self.noise * self.random.uniform(-1, 1))
+        self.tokens, self.seconds = self.tokens + sum(t.emitted for t in traces), self.seconds + seconds + drafting
+        self.controller.observe(StepTrace(tuple(traces), PhaseSeconds(draft=drafting, target=seconds), rows))
+        return choices
+
+    @property
+    def rate(self) -> float:
+        return self.tokens / self.seconds
+
+
+def rate_of(chance: float, k: int, drafting: float = DRAFTING) -> float:
+    """Of a fixed draft length, by the closed form."""
+    return sum(chance**j for j in range(k + 1)) / (cost(k + 1) + k * drafting)
+
+
+@pytest.mark.parametrize("chance", [0.3, 0.5, 0.7, 0.85, 0.95])
+def test_near_the_best_fixed_length(chance: float) -> None:
+    world = World({DRAFT: chance}, noise=0.2)
+    world.run(60)
+    world.tokens, world.seconds = 0, 0.0
+    world.run(800)
+    assert world.rate > 0.96 * max(rate_of(chance, k) for k in range(13))
+
+
+def test_a_drafter_that_is_always_wrong_costs_next_to_nothing() -> None:
+    world = World({DRAFT: 0.0}, noise=0.2)
+    world.run(400)
+    assert world.rate > 0.985, "plain decoding makes one token a second"
+    assert sum(choices[0].tokens for choices in world.run(400)) <= 4, "and it is hardly asked any more"
+
+
+def test_it_comes_back_and_goes_again() -> None:
+    world = World({DRAFT: 0.0})
+    world.run(300)
+    world.chances[DRAFT] = 0.9
+    back = [choices[0].tokens for choices in world.run(400)]
+    assert sum(back[-50:]) > 3 * 50
+    world.chances[DRAFT] = 0.0
+    away = [choices[0].tokens for choices in world.run(120)]
+    assert sum(away[-50:]) <= 4
+
+
+def test_the_better_drafter_is_taken_whichever_is_preferred() -> None:
+    for chances, better in (({LOOKUP: 0.2, DRAFT: 0.7}, DRAFT), ({LOOKUP: 0.7, DRAFT: 0.4}, LOOKUP)):
+        world = World(chances)
+        world.run(100)
+        chosen = [choices[0].offer for choices in world.run(100)]
+        assert chosen.count(better) >= 95
+
+
+def test_what_drafting_costs_counts() -> None:
+    """Of two drafters that are right as often, the one that costs nothing."""
+    world = World({DRAFT: 0.6, LOOKUP: 0.6})
+    world.run(100)
+    assert [choices[0].offer for choices in world.run(100)].count(LOOKUP) >= 95
+
+
+def test_nothing_offered_is_plain_decoding() -> None:
+    controller = GoodputController()
+    assert controller.choose([StubSequence(0, [1])], [()]) == [Choice()]
+    assert controller.choose([], []) == []
+
+
+def test_a_batch_gets_the_best_prefixes_of_all() -> None:
+    """Against every possible choice, by survival known and costs known."""
+    survivals = [[0.9, 0.8, 0.5], [0.6, 0.2, 0.1], [0.3, 0.25, 0.2]]
+    for row in (0.02, 0.1, 0.2, 0.5, 2.0):
+        controller = GoodputController(StepCost({1: 1.0, 129: 1.0 + 128 * row}), most=3)
+        drafting = [0.0, 0.03, 0.01]
+
+        def rate(ks: Sequence[int], row: float = row, drafting: Sequence[float] = drafting) -> float:
+            tokens = len(ks) + sum(sum(survivals[i][:k]) for i, k in enumerate(ks))
+            return tokens / (1 + row * (len(ks) + sum(ks) - 1) + sum(k * drafting[i] for i, k in enumerate(ks)))
+
+        best = max(rate(ks) for ks in product(range(4), repeat=3))
+        chosen = controller._admit(survivals, drafting)
+        assert rate(chosen) > best / 1.012, f"row {row}: {chosen}"
+
+
+def test_one_bad_sequence_does_not_spoil_the_others() -> None:
+    """In company each sequence has its own survival."""
+    sequences = [StubSequence(i, [1]) for i in range(4)]
+    controller = GoodputController(StepCost({1: 1.0, 129: 1 + 128 * ROW}))
+    for _ in range(60):
+        choices = controller.choose(sequences, [(DRAFT,)] * 4)
+        kept = [0 if seq.id == 0 else choice.tokens for seq, choice in zip(sequences, choices, strict=True)]
+        traces = tuple(
+            RoundTrace("req-0", seq.id, "spire", choice.tokens, k, k + 1, choice)
+            for seq, choice, k in zip(sequences, choices, kept, strict=True)
+        )
+        rows = sum(choice.tokens + 1 for choice in choices)
+        controller.observe(StepTrace(traces, PhaseSeconds(target=cost(rows)), rows))
+    ks = [choice.tokens for choice in controller.choose(sequences, [(DRAFT,)] * 4)]
+    assert ks[0] <= 1, "at most a trial"
+    assert min(ks[1:]) >= 8
+
+
+def test_a_machine_that_slows_down_does_not_change_the_choice() -> None:
+    """Its speed is no property of the draft length that was in use meanwhile."""
+    world = World({DRAFT: 0.7})
+    world.run(300)
+    before = world.controller.choose(world.sequences, [(DRAFT,)])[0].tokens
+    slow = world.controller._cost
+    for _ in range(40):
+        slow.observe(before + 1, 2 * cost(before + 1))
+    assert abs(world.controller.choose(world.sequences, [(DRAFT,)])[0].tokens - before) <= 1
+    assert slow.seconds(1) > 1.5
+
+
+def test_costs_are_learnt_where_nothing_was_measured() -> None:
+    steps = StepCost()
+    dear = [1.0, 1.0, 1.0, 1.0, 1.0, 1.4, 1.8, 2.2, 2.6]
+    for turn in range(600):
+        rows = (1, 2, 5, 9)[turn % 4]
+        steps.observe(rows, dear[rows - 1])
+    for rows in (1, 2, 5, 9):
+        assert steps.seconds(rows) == pytest.approx(dear[rows - 1], rel=0.15)
+
+
+def test_costs_never_fall_with_rows_and_go_on_beyond_the_table() -> None:
+    steps = StepCost({1: 1.0, 5: 1.5, 9: 1.4})
+    table = [steps.seconds(rows) for rows in range(1, 400)]
+    assert table == sorted(table)
+    assert steps.table(120, 140) == table[119:140]
+    for rows, seconds in ((0, 1.0), (500, 1.0), (3, 0.0), (3, -1.0)):
+        steps.observe(rows, seconds)
+    assert [steps.seconds(rows) for rows in range(1, 400)] == table
+
+
+def test_prompt_steps_teach_no_costs() -> None:
+    controller = GoodputController(StepCost({1: 1.0, 9: 1.4}))
+    trace = RoundTrace("req-0", 0, "spire", 0, 0, 1)
+    for _ in range(20):
+        controller.observe(StepTrace((trace,), PhaseSeconds(target=50.0), rows=300, prompt_rows=299))
+    assert controller._cost.seconds(1) == 1.0
+
+
+def test_sequences_that_ended_are_forgotten() -> None:
+    controller = GoodputController()
+    for number in range(2000):
+        sequence = StubSequence(number, [1])
+        (choice,) = controller.choose([sequence], [(DRAFT,)])
+        controller.observe(
+            StepTrace((RoundTrace("r", number, "spire", choice.tokens, 0, 1, choice),), PhaseSeconds(target=1.0), 3)
+        )
+    assert len(controller._passed) < 600
+    assert len(controller._book._own) < 600
