@@ -17,62 +17,68 @@ import sysconfig
 from collections.abc import Iterable, Iterator
 from pathlib import Path
 
-TOPICS = """the water cycle; a road trip through Scotland; public libraries; solar panels on old houses; the French Revolution;
-learning to play the piano; urban gardening; the theory of evolution; artificial intelligence in hospitals; working from home;
-a small bakery that opens at night; black holes; the stock market; coral reefs; climate change; a lost dog; time management;
-vaccines; the history of chess; railways in India; a lighthouse keeper; inflation; good sleep; electric cars; volcanoes;
-the printing press; healthy breakfasts; space travel; a first day at school; democracy; bees and pollination; the Roman Empire;
-online privacy; teaching mathematics to children; a mountain village in winter; plate tectonics; recycling plastic; jazz music;
-job interviews; the human heart; a detective in Venice; renewable energy; the Silk Road; photosynthesis in deserts; gravity;
-social media and teenagers; a robot that paints; saving money; antibiotics; the Great Wall of China; running a marathon;
-supply and demand; DNA; a farewell to an old friend; migration of birds; cloud computing; the moon landing; neural networks;
-the Industrial Revolution; wine making; a kingdom under the sea; earthquakes; the periodic table; remote villages and schools;
-the immune system; a chess game between rivals; international trade; bridges; the ethics of cloning; the weather on Mars;
-quantum computers; a family dinner; minimum wages; deep sea animals; the invention of the telephone; meditation; tides;
-batteries; a museum at midnight; the Renaissance; nutrition for athletes; city traffic; the greenhouse effect; film photography"""
+TOPICS = """
+the water cycle; a road trip through Scotland; public libraries; solar panels on old houses; the French Revolution;
+learning to play the piano; urban gardening; the theory of evolution; artificial intelligence in hospitals; working
+from home; a small bakery that opens at night; black holes; the stock market; coral reefs; climate change; a lost dog;
+time management; vaccines; the history of chess; railways in India; a lighthouse keeper; inflation; good sleep;
+electric cars; volcanoes; the printing press; healthy breakfasts; space travel; a first day at school; democracy; bees
+and pollination; the Roman Empire; online privacy; teaching mathematics to children; a mountain village in winter;
+plate tectonics; recycling plastic; jazz music; job interviews; the human heart; a detective in Venice; renewable
+energy; the Silk Road; photosynthesis in deserts; gravity; social media and teenagers; a robot that paints; saving
+money; antibiotics; the Great Wall of China; running a marathon; supply and demand; DNA; a farewell to an old friend;
+migration of birds; cloud computing; the moon landing; neural networks; the Industrial Revolution; wine making; a
+kingdom under the sea; earthquakes; the periodic table; remote villages and schools; the immune system; a chess game
+between rivals; international trade; bridges; the ethics of cloning; the weather on Mars; quantum computers; a family
+dinner; minimum wages; deep sea animals; the invention of the telephone; meditation; tides; batteries; a museum at
+midnight; the Renaissance; nutrition for athletes; city traffic; the greenhouse effect; film photography
+"""
 
-FORMS = """Write a short story about {}.|Write a poem about {}.|Compose an email to a colleague about {}.
-Draft a blog post about {} with a catchy opening.|Describe {} in vivid detail, in one paragraph.|Explain {} to a ten year old.
-What are the main ideas behind {}?|What are the advantages and disadvantages of {}?|Give me five tips about {}.
-Write a speech about {} for a small audience.|Imagine you are a teacher. How would you introduce {} to your class?
-Act as a journalist and interview an expert about {}.|You are a travel guide. Tell me about {}.|Discuss the importance of {} for society.
-Outline an essay on {}.|How has {} changed over the last hundred years?|Write a product review related to {}.
-Write a dialogue between two friends about {}.|List the most common misunderstandings about {}.|Summarize what is known about {}.
+FORMS = """
+Write a short story about {}.|Write a poem about {}.|Compose an email to a colleague about {}.
+Draft a blog post about {} with a catchy opening.|Describe {} in vivid detail, in one paragraph.
+Explain {} to a ten year old.|What are the main ideas behind {}?|What are the advantages and disadvantages of {}?
+Give me five tips about {}.|Write a speech about {} for a small audience.
+Imagine you are a teacher. How would you introduce {} to your class?
+Act as a journalist and interview an expert about {}.|You are a travel guide. Tell me about {}.
+Discuss the importance of {} for society.|Outline an essay on {}.|How has {} changed over the last hundred years?
+Write a product review related to {}.|Write a dialogue between two friends about {}.
+List the most common misunderstandings about {}.|Summarize what is known about {}.
 Pretend to be a philosopher and share your thoughts on {}.|What questions should I ask to learn more about {}?
 Compare {} with something similar and describe the differences.|Write a plan of four weeks to learn about {}.
 Write a persuasive letter about {} to the city council.|Explain step by step how one could research {}.
-Create a quiz with four questions about {}.|Give an example from daily life that illustrates {}.|Write a news report about {}."""
+Create a quiz with four questions about {}.|Give an example from daily life that illustrates {}.
+Write a news report about {}.
+"""
 
-PROGRAMS = """reverses the words of a sentence; checks whether a number is prime; merges two sorted lists; counts the vowels of a string;
-finds the longest common prefix of some words; computes the nth Fibonacci number; sorts a list of people by age; reads a CSV file and
-sums a column; removes duplicates from a list; converts Celsius to Fahrenheit; validates an email address; flips a binary tree;
-implements a stack; implements a queue with two stacks; finds the second largest number; computes the greatest common divisor;
-prints a multiplication table; searches a sorted list; simulates rolling two dice; encrypts a text with a Caesar cipher; parses a date;
-counts the words of a file; checks for balanced brackets; computes the median; draws a triangle of stars; fetches a web page;
-transposes a matrix; groups anagrams; finds all permutations of a string; schedules tasks by priority"""
+PROGRAMS = """
+reverses the words of a sentence; checks whether a number is prime; merges two sorted lists; counts the vowels of a
+string; finds the longest common prefix of some words; computes the nth Fibonacci number; sorts a list of people by
+age; reads a CSV file and sums a column; removes duplicates from a list; converts Celsius to Fahrenheit; validates an
+email address; flips a binary tree; implements a stack; implements a queue with two stacks; finds the second largest
+number; computes the greatest common divisor; prints a multiplication table; searches a sorted list; simulates rolling
+two dice; encrypts a text with a Caesar cipher; parses a date; counts the words of a file; checks for balanced
+brackets; computes the median; draws a triangle of stars; fetches a web page; transposes a matrix; groups anagrams;
+finds all permutations of a string; schedules tasks by priority
+"""
 
 LANGUAGES = ("Python", "C++", "JavaScript", "Java", "Go", "SQL")
 
 _QUESTION = re.compile(r"\b(?:who|what|when|where|which|why|how)\b[^.?!\n]{8,90}\?", re.IGNORECASE)
 
 
-def items(text: str, separator: str) -> list[str]:
-    return [" ".join(item.split()) for item in text.replace("\n", f"{separator}\n").split(separator) if item.strip()]
-
-
-def topics() -> list[str]:
-    return [" ".join(item.split()) for item in TOPICS.split(";")]
+def items(text: str) -> list[str]:
+    return [" ".join(item.split()) for item in text.split(";")]
 
 
 def essays(rng: random.Random) -> Iterator[str]:
-    pairs = [form.format(topic) for form in items(FORMS, "|") for topic in topics()]
+    pairs = [form.format(topic) for form in FORMS.replace("\n", "|").strip("|").split("|") for topic in items(TOPICS)]
     rng.shuffle(pairs)
     yield from pairs
 
 
 def programs(rng: random.Random) -> Iterator[str]:
-    tasks = [" ".join(item.split()) for item in PROGRAMS.split(";")]
-    pairs = [f"Write a program in {language} that {task}." for language in LANGUAGES for task in tasks]
+    pairs = [f"Write a program in {language} that {task}." for language in LANGUAGES for task in items(PROGRAMS)]
     rng.shuffle(pairs)
     yield from pairs
 

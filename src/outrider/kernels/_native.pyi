@@ -184,11 +184,14 @@ class SpireDraft:
         cos_SP: NDArray[np.float32],
         sin_SP: NDArray[np.float32],
     ) -> None:
-        """``window`` 0: everything earlier is seen, and with ``sees_itself`` the position itself, by its layer's input. The first ``sink`` positions of a slot have places of their own,
-        later ones share ``ring`` places: at least the window and the most draft tokens, and without a window the
-        longest text. ``embedding`` is looked up by rows and may be another model's, of another pool. ``mix_LS`` ``(L, L + 1)``: shares
-        of the stream before the first layer and after each in a layer's memory of an own position. Rotations are as
-        ``Decoder`` has them; they are the positions there are."""
+        """``window`` 0: everything earlier is seen; with ``sees_itself`` the position too, by its layer's input.
+
+        The first ``sink`` positions of a slot have places of their own, later ones share ``ring`` places: at least the
+        window and the most draft tokens, and without a window the longest text. ``embedding`` is looked up by rows and
+        may be another model's, of another pool. ``mix_LS`` ``(L, L + 1)``: shares of the stream before the first layer
+        and after each in a layer's memory of an own position. Rotations are as ``Decoder`` has them; they are the
+        positions there are.
+        """
 
     def add_layer(
         self,

@@ -1,0 +1,132 @@
+"""Is speculation ever slower than plain decoding, and is it timid? Ratios of one run, category by category.
+
+    python benchmarks/never_slower.py --prompts spec_bench.jsonl --limit 52 --batch 1
+
+Every prompt is answered plainly, with drafts of every fixed length and drafter, with the controller's choice ("auto"),
+and with the controller over a drafter that is always wrong. Configurations take turns prompt group by prompt group, on
+the same tokens: at temperature 0 all must say the same. What must hold: auto at least 0.98 x plain in every category
+(median of prompt ratios), the wrong drafter 0.97 x, auto at least 0.97 x the best fixed configuration of the category,
+and better than every single one over all prompts. Prints a table, then one JSON line.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+from collections import defaultdict
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict
+from statistics import median
+from typing import Any
+
+from outrider import LLM
+from outrider.bench.engine_subject import EngineSubject
+from outrider.bench.harness import measure
+from outrider.bench.record import Sample, Settings
+from outrider.bench.workloads import load_workload
+from outrider.hardware import processor, read_bandwidth
+from outrider.types import Draft, RequestState
+
+PLAIN, AUTO, WRONG = "plain", "auto", "wrong"
+ALL = "all"
+Ratios = Mapping[str, Mapping[str, float]]
+"""By category, then by configuration: median over prompts of plain seconds over its seconds."""
+
+
+class WrongDrafter:
+    """Proposes tokens that have nothing to do with the text."""
+
+    name = "wrong"
+
+    def __init__(self, vocab_size: int) -> None:
+        self._vocab_size = vocab_size
+
+    def open(self, sequence: RequestState) -> None:
+        """Nothing to prepare."""
+
+    def close(self, sequence_id: int) -> None:
+        """Nothing to forget."""
+
+    def sync(self, sequences: Sequence[RequestState]) -> None:
+        """Nothing to bring up to date."""
+
+    def propose(self, sequences: Sequence[RequestState], budgets: Sequence[int]) -> list[Draft]:
+        return [
+            Draft(tuple((7919 * (len(sequence.tokens) + i)) % self._vocab_size for i in range(budget)))
+            for sequence, budget in zip(sequences, budgets, strict=True)
+        ]
+
+
+def subjects(llm: LLM, lengths: Sequence[int], methods: Sequence[dict[str, Any]]) -> list[EngineSubject]:
+    """Plain, the controller's choice, the controller over a wrong drafter, and every fixed configuration."""
+    wrong = llm.with_speculation({"method": "ngram"})
+    wrong.engine.drafter = WrongDrafter(llm.engine.runner.vocab_size)
+    made = {PLAIN: llm.with_speculation(None), AUTO: llm.with_speculation("auto"), WRONG: wrong}
+    for method in methods:
+        for k in lengths:
+            made[f"{method['method']} k={k}"] = llm.with_speculation({**method, "num_speculative_tokens": k})
+    return [EngineSubject(name, each) for name, each in made.items()]
+
+
+def ratios(samples: Sequence[Sample]) -> dict[str, dict[str, float]]:
+    """Medians over prompts. Raises SystemExit where an answer is missing or differs from plain decoding's."""
+    plain = {sample.task.id: sample.answer for sample in samples if sample.configuration == PLAIN}
+    found: dict[str, dict[str, list[float]]] = defaultdict(lambda: defaultdict(list))
+    for sample in samples:
+        answer, wanted = sample.answer, plain[sample.task.id]
+        if answer.error is not None or answer.token_ids != wanted.token_ids:
+            sys.exit(f"{sample.configuration}, {sample.task.id}: {answer.error or 'other tokens than plain decoding'}")
+        if sample.configuration != PLAIN:
+            for category in (sample.task.category, ALL):
+                found[category][sample.configuration].append(wanted.seconds / answer.seconds)
+    return {name: {key: median(values) for key, values in each.items()} for name, each in found.items()}
+
+
+def verdict(table: Ratios) -> dict[str, Any]:
+    """The bars, each by its worst case."""
+    fixed = [name for name in table[ALL] if name not in (AUTO, WRONG)]
+    parts = {name: each for name, each in table.items() if name != ALL}
+    return {
+        "auto_least": min(each[AUTO] for each in parts.values()),
+        "wrong_least": min(each[WRONG] for each in parts.values()),
+        "auto_over_best_fixed_least": min(
+            each[AUTO] / max(1.0, *(each[name] for name in fixed)) for each in parts.values()
+        ),
+        "auto_all": table[ALL][AUTO],
+        "best_fixed_all": max((table[ALL][name], name) for name in fixed),
+    }
+
+
+def print_table(table: Ratios) -> None:
+    names = list(table[ALL])
+    print(f"{'':16}" + "".join(f"{name:>14}" for name in names))
+    for category, each in table.items():
+        print(f"{category:16}" + "".join(f"{each[name]:14.2f}" for name in names))
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=(__doc__ or "").split("\n\n", 1)[0])
+    parser.add_argument("--model", default="smollm2-135m")
+    parser.add_argument("--quantization")
+    parser.add_argument("--prompts", required=True, help="workload of `outrider bench` or JSON Lines file")
+    parser.add_argument("--limit", type=int, help="prompts, spread over the categories")
+    parser.add_argument("--batch", type=int, default=1)
+    parser.add_argument("--max-tokens", type=int, default=128)
+    parser.add_argument("--temperature", type=float, default=0.0)
+    parser.add_argument("--lengths", type=int, nargs="+", default=[1, 2, 4, 8])
+    parser.add_argument("--draft", help="folder of a SPIRe draft to add to the fixed configurations")
+    args = parser.parse_args()
+    llm = LLM(args.model, quantization=args.quantization, max_num_seqs=args.batch, max_model_len=4096)
+    methods = [{"method": "ngram"}, *([{"method": "spire", "model": args.draft}] if args.draft else [])]
+    settings = Settings(temperature=args.temperature, max_tokens=args.max_tokens, ignore_eos=True, seed=0)
+    tasks = load_workload(args.prompts, limit=args.limit).tasks
+    samples = list(measure(subjects(llm, args.lengths, methods), tasks, [settings], batch=args.batch))
+    table = ratios(samples)
+    print_table(table)
+    about = {"processor": asdict(processor()), "read_bandwidth": read_bandwidth(None), "prompts": len(tasks)}
+    print(json.dumps({**vars(args), **about, **verdict(table), "ratios": table}))
+
+
+if __name__ == "__main__":
+    main()
