@@ -82,6 +82,9 @@ class Reacting:
     def observe(self, trace: StepTrace) -> None:
         self._k = 2 if any(round_.kept for round_ in trace.rounds) else 1
 
+    def close(self, sequence_id: int) -> None:
+        """Nothing is a sequence's own."""
+
 
 class SteadyCost(StepCost):
     """Learns nothing from the clock, so that what is chosen depends on past rounds and not on this machine."""
@@ -108,7 +111,7 @@ CONTROLLERS: dict[str, Callable[[], Controller]] = {
     "two": lambda: ScheduledController([2]),
     "ragged": lambda: ScheduledController([1, 0, 2]),
     "reacting": Reacting,
-    "goodput": lambda: GoodputController(SteadyCost({1: 1.0, 5: 1.1}), {"draft_model": 0.01}, most=2),
+    "goodput": lambda: GoodputController(SteadyCost({1: 1.0, 5: 1.1}), most=2),
 }
 
 

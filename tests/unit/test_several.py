@@ -38,7 +38,7 @@ def test_every_drafter_makes_its_offer() -> None:
         assert drafter.offers(sequence) == offers
     assert drafter.name == "ngram+scripted"
     assert drafter_names(drafter) == ("ngram", "scripted")
-    assert drafter_names(NoDrafter()) == ("none",)
+    assert drafter_names(NoDrafter()) == ()
     assert offers_of(NoDrafter(), StubSequence(0, [1])) == ()
 
 
@@ -57,9 +57,24 @@ def test_each_sequence_gets_the_offer_that_was_chosen() -> None:
     assert 0 not in scripted.open_ids
 
 
+class Reader(NoDrafter):
+    layers = (1,)
+
+    def remember(self, sequence_id: int, start: int, states_LND: Any) -> None:
+        """Nothing to remember."""
+
+
+class OtherReader(Reader):
+    name = "other"
+
+
 def test_two_of_a_name_or_two_readers_are_our_mistake() -> None:
     with pytest.raises(AssertionError, match="names"):
         SeveralDrafter([NgramDrafter(), NgramDrafter()])
+    with pytest.raises(AssertionError, match="one drafter"):
+        SeveralDrafter([Reader(), OtherReader()])
+    assert SeveralDrafter([NgramDrafter(), Reader()]).layers == (1,)
+    assert several().layers == ()
 
 
 def traces(engine: Engine, *requests: tuple[list[int], SamplingParams]) -> list[RoundTrace]:
@@ -98,6 +113,34 @@ def test_a_drafter_that_is_not_loaded_is_refused() -> None:
     with pytest.raises(RequestError, match="method='spire' is not loaded here; use one of ngram, scripted"):
         engine.add(REPEATED, asking(method="spire"))
     assert not engine.has_work
+
+
+def test_wishes_that_a_plain_engine_cannot_meet_are_refused() -> None:
+    engine = make_engine()
+    for wish in ({"num_speculative_tokens": 2}, {"method": "ngram"}, {"method": "none"}):
+        with pytest.raises(RequestError, match="decodes plainly"):
+            engine.add(REPEATED, asking(**wish))
+    engine.add(REPEATED, asking(num_speculative_tokens=0))
+
+
+def test_wishes_do_not_share_what_the_controller_gives_out() -> None:
+    """A request with a length of its own is none of the controller's business."""
+    seen: list[int] = []
+
+    class Watching(ScheduledController):
+        def choose(self, sequences: Any, offers: Any) -> list[Choice]:
+            seen.extend(sequence.id for sequence in sequences)
+            return super().choose(sequences, offers)
+
+    rounds = traces(
+        make_engine(several(), Watching([2])), (REPEATED, asking(num_speculative_tokens=4)), (REPEATED, asking())
+    )
+    assert set(seen) == {1}
+    assert {trace.choice.tokens for trace in rounds if trace.sequence_id == 0} <= {0, 1, 2, 3, 4}
+    with pytest.raises(ConfigError, match="num_speculative_tokens=65 is more than 64"):
+        asking(num_speculative_tokens=65)
+    with pytest.raises(ConfigError, match="num_speculative_tokens='5' must be"):
+        RequestSpeculation("5")  # type: ignore[arg-type]
 
 
 @pytest.mark.parametrize(

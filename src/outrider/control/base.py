@@ -18,3 +18,7 @@ class Controller(Protocol):
     def observe(self, trace: StepTrace) -> None:
         """Learn from a finished step."""
         ...
+
+    def close(self, sequence_id: int) -> None:
+        """Forget a sequence that ended; unknown ids are ignored."""
+        ...

@@ -31,3 +31,6 @@ class FixedController:
 
     def observe(self, trace: StepTrace) -> None:
         """Nothing to learn: the budget is fixed."""
+
+    def close(self, sequence_id: int) -> None:
+        """Nothing to forget."""

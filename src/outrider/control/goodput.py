@@ -17,7 +17,7 @@ from outrider.control.survival import SurvivalBook
 from outrider.types import Choice
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
+    from collections.abc import Sequence
 
     from outrider.types import Offer, RequestState, RoundTrace, StepTrace
 
@@ -25,8 +25,10 @@ _CLEAR_GAIN = 1.01
 """A rate that is better by less is taken for noise, and plain decoding preferred."""
 _SOONEST, _LATEST = 8, 128
 """Rounds that an offer is passed over before it is tried, doubled with every trial that changes nothing."""
-_REMEMBERED = 256
-_DRAFT_PACE = 0.1
+_UNLIKELY, _UNLIKELY_PATIENCE = 0.2, 32
+"""A first token less likely than this is not tried so soon, whoever asks first."""
+_DRAFT_PACE, _GUESSED_SHARE = 0.2, 0.02
+"""Of a plain step: what a draft token costs until it is seen."""
 
 
 @dataclass
@@ -51,19 +53,17 @@ class _Guess:
 
 
 class GoodputController:
-    """``most`` draft tokens at the most; ``draft_seconds``: of one token, by drafter, where it is known."""
+    """``most`` draft tokens at the most."""
 
-    def __init__(
-        self, cost: StepCost | None = None, draft_seconds: Mapping[str, float] | None = None, most: int = MOST_TOKENS
-    ) -> None:
-        self._cost, self._most = cost or StepCost(), most
-        self._draft_seconds = dict(draft_seconds or {})
+    def __init__(self, cost: StepCost | None = None, most: int = MOST_TOKENS) -> None:
+        self._cost = cost or StepCost()
+        self._draft_seconds: dict[str, float] = {}
+        """Of one draft token, by drafter."""
         self._book = SurvivalBook(most)
         self._passed: dict[int, dict[Offer, _Passed]] = {}
 
     def choose(self, sequences: Sequence[RequestState], offers: Sequence[Sequence[Offer]]) -> list[Choice]:
         """The best offer of each sequence, and as much of each as pays for all together."""
-        self._forget_others({sequence.id for sequence in sequences})
         batch = len(sequences)
         guesses = [
             [self._guess(sequence.id, offer, batch) for offer in each]
@@ -87,9 +87,13 @@ class GoodputController:
             self._cost.observe(trace.rows, trace.seconds.total - trace.seconds.draft)
             self._observe_drafting(trace.rounds, trace.seconds.draft)
 
+    def close(self, sequence_id: int) -> None:
+        self._passed.pop(sequence_id, None)
+        self._book.forget(sequence_id)
+
     def _guess(self, sequence: int, offer: Offer, batch: int) -> _Guess:
         """Its best rate where the step is shared with ``batch`` - 1 others that go on as they are."""
-        survival, drafting = self._book.survival(sequence, offer), self._draft_seconds.get(offer.drafter, 0.0)
+        survival, drafting = self._book.survival(sequence, offer), self._drafting(offer.drafter)
         share = self._cost.seconds(batch) / batch
         row = (self._cost.seconds(4 * batch) - self._cost.seconds(batch)) / (3 * batch)
         tokens, cost, best, best_rate = 1.0, share, 0, 1 / share
@@ -120,7 +124,8 @@ class GoodputController:
         passed = self._passed.setdefault(sequence, {})
         for guess in guesses:
             assert guess.offer is not None
-            here = passed.setdefault(guess.offer, _Passed())
+            patience = _SOONEST if guess.survival[0] >= _UNLIKELY else _UNLIKELY_PATIENCE
+            here = passed.setdefault(guess.offer, _Passed(patience=patience))
             here.instead_of_none = False
             if choice.tokens and guess.offer == choice.offer:
                 here.rounds, here.patience = 0, _SOONEST
@@ -132,15 +137,19 @@ class GoodputController:
                 return Choice(max(1, guess.tokens), guess.offer)
         return choice
 
-    def _observe_drafting(self, rounds: Sequence[RoundTrace], seconds: float) -> None:
-        drafters = {each.choice.offer.drafter for each in rounds if each.choice.offer and each.drafted}
-        if len(drafters) != 1:
-            return
-        (drafter,), each = drafters, seconds / sum(trace.drafted for trace in rounds)
-        before = self._draft_seconds.setdefault(drafter, each)
-        self._draft_seconds[drafter] = before + _DRAFT_PACE * (min(each, 2 * before) - before)
+    def _drafting(self, drafter: str) -> float:
+        return self._draft_seconds.get(drafter, _GUESSED_SHARE * self._cost.seconds(1))
 
-    def _forget_others(self, sequences: set[int]) -> None:
-        if len(self._passed) > _REMEMBERED + len(sequences):
-            self._passed = {key: value for key, value in self._passed.items() if key in sequences}
-            self._book.keep(sequences)
+    def _observe_drafting(self, rounds: Sequence[RoundTrace], seconds: float) -> None:
+        """Who drafted in a step shares its time by what each was expected to take."""
+        expected: dict[str, float] = {}
+        for each in rounds:
+            offer, asked = each.choice.offer, each.choice.tokens
+            if offer is not None and asked:
+                # Where a draft ended early, the token that was doubted took its time too.
+                tokens = min(asked, each.drafted + 1)
+                expected[offer.drafter] = expected.get(offer.drafter, 0.0) + tokens * self._drafting(offer.drafter)
+        if not expected or seconds <= 0:
+            return
+        ratio = max(0.5, min(2.0, seconds / sum(expected.values()))) ** _DRAFT_PACE
+        self._draft_seconds |= {drafter: ratio * self._drafting(drafter) for drafter in expected}

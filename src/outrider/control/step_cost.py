@@ -5,63 +5,74 @@ from __future__ import annotations
 import math
 from typing import TYPE_CHECKING
 
+import numpy as np
+
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
 _ROWS = (1, 2, 3, 4, 5, 6, 8, 10, 13, 17, 25, 33, 49, 65, 97, 129)
 _GUESSED_ROW = 0.04
 """Share of a one-row step that a row more costs, until it is measured."""
-_GUESSED_STEP = 0.01
-_PACE, _OWN_PACE, _LARGEST_SURPRISE = 0.2, 0.02, 0.4
+_SPEED_PACE, _SHAPE_PACE, _LARGEST_SURPRISE = 0.1, 0.02, 0.7
 _REFRESH = 8
 
 
 class StepCost:
-    """Seconds of a step, drafting apart, by the rows of its pass.
+    """Seconds of a step, drafting apart, by the rows of its pass: a shape over row counts, times the machine's speed.
 
-    Steps are noisy and the machine's speed drifts. So what a step took against what was expected moves the speed of all
-    row counts soon, and only slowly the count it was seen at: a machine that slows down while drafts are long must not
-    make long drafts look dear.
+    Steps are noisy and the machine's speed drifts. The speed is that of recent steps, whatever their rows; the shape
+    learns what is left of a step beside it. So a machine that slows down while drafts are long does not make long
+    drafts look dear, and what one row count costs beside another is learnt from steps of both.
     """
 
     def __init__(self, measured: Mapping[int, float] | None = None) -> None:
-        """``measured``: seconds by rows, at least that of one row; other counts are interpolated."""
-        known = dict(measured) if measured else {1: _GUESSED_STEP}
-        self._logs = [math.log(_interpolated(known, rows)) for rows in _ROWS]
-        self._seen = 0
+        """``measured``: seconds by rows, at least of one row; other counts are interpolated. Without, the first step
+        sets the scale."""
+        known = dict(measured) if measured else {1: 1.0}
+        self._known_scale = bool(measured)
+        self._shape = np.log([_interpolated(known, rows) for rows in _ROWS])
+        self._left = np.zeros(len(_ROWS))
+        self._speed, self._seen = 0.0, 0
         self._table: list[float] = []
         self._tabulate()
 
     def seconds(self, rows: int) -> float:
         """Expected seconds of a pass over so many rows."""
-        if rows < len(self._table):
-            return self._table[rows]
-        return self._table[-1] * rows / (len(self._table) - 1)
+        return self._scale * self._relative(rows)
 
     def table(self, least: int, most: int) -> list[float]:
         """``seconds`` of every count from ``least`` to ``most``."""
-        return [*self._table[least : most + 1], *(self.seconds(rows) for rows in range(len(self._table), most + 1))]
+        return [self._scale * self._relative(rows) for rows in range(least, most + 1)]
 
     def observe(self, rows: int, seconds: float) -> None:
         """Learn from a step that read no prompt."""
-        if not 0 < rows <= _ROWS[-1] or seconds <= 0:
+        if rows < 1 or seconds <= 0:
             return
-        surprise = math.log(seconds / self.seconds(rows))
-        surprise = max(-_LARGEST_SURPRISE, min(_LARGEST_SURPRISE, surprise))
         near = min(range(len(_ROWS)), key=lambda i: abs(_ROWS[i] - rows))
-        self._logs = [each + _PACE * surprise for each in self._logs]
-        self._logs[near] += _OWN_PACE * surprise
+        here = math.log(seconds / self.seconds(rows)) + self._speed + self._left[near]
+        if not self._known_scale:
+            self._known_scale, self._speed = True, here
+        surprise = max(-_LARGEST_SURPRISE, min(_LARGEST_SURPRISE, here - self._speed))
+        self._speed += _SPEED_PACE * surprise
+        self._scale = math.exp(self._speed)
+        # Towards what the speed does not explain: nothing, where this is the only count in use.
+        self._left[near] += _SHAPE_PACE * ((1 - _SPEED_PACE) * surprise - self._left[near])
         self._seen += 1
         if self._seen % _REFRESH == 0:
             self._tabulate()
 
+    def _relative(self, rows: int) -> float:
+        if rows < len(self._table):
+            return self._table[rows]
+        return self._table[-1] * rows / (len(self._table) - 1)
+
     def _tabulate(self) -> None:
-        known = {rows: math.exp(log) for rows, log in zip(_ROWS, self._logs, strict=True)}
-        table = [0.0, *(_interpolated(known, rows) for rows in range(1, _ROWS[-1] + 1))]
-        for rows in range(2, len(table)):
-            # More rows never take less: where noise says so, drafting would look better than free.
-            table[rows] = max(table[rows], table[rows - 1])
-        self._table = table
+        shape = np.exp(self._shape + self._left)
+        rows = np.arange(1, _ROWS[-1] + 1)
+        # More rows never take less: where noise says so, drafting would look better than free.
+        table = np.maximum.accumulate(np.interp(rows, _ROWS, shape))
+        self._table = [0.0, *table.tolist()]
+        self._scale = math.exp(self._speed)
 
 
 def _interpolated(known: Mapping[int, float], rows: int) -> float:

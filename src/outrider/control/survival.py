@@ -9,12 +9,12 @@ if TYPE_CHECKING:
 
     from outrider.types import Offer, RoundTrace
 
-_SHARED_MEMORY, _OWN_MEMORY = 200.0, 20.0
+_SHARED_MEMORY, _OWN_MEMORY = 200.0, 24.0
 """Rounds in which an observation loses most of its weight: topics of one text change sooner than a workload."""
 _GUESS, _GUESS_WEIGHT = 0.6, 2.0
 """Chance of a first position of which nothing is known, and the rounds that it counts as."""
-_SHARED_WEIGHT = 3.0
-"""Rounds of its own that weigh as much in a sequence as all that is known of others."""
+_SHARED_WEIGHT = 4.0
+"""Rounds of its own that weigh as much in a sequence as what is known of all."""
 
 
 class Chances:
@@ -86,6 +86,6 @@ class SurvivalBook:
             survival.append(so_far)
         return survival
 
-    def keep(self, sequence_ids: set[int]) -> None:
-        """Forget all other sequences."""
-        self._own = {key: value for key, value in self._own.items() if key in sequence_ids}
+    def forget(self, sequence_id: int) -> None:
+        """Drop what is a sequence's own."""
+        self._own.pop(sequence_id, None)

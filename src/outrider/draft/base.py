@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Protocol, runtime_checkable
+from typing import TYPE_CHECKING, Protocol, cast, runtime_checkable
 
 from outrider.types import Choice, Draft, Offer, RequestState
 
@@ -43,7 +43,6 @@ class Drafter(Protocol):
         ...
 
 
-@runtime_checkable
 class OfferingDrafter(Drafter, Protocol):
     """A drafter that says before drafting how good its guess is, or has several kinds of guesses to choose from."""
 
@@ -57,19 +56,22 @@ class OfferingDrafter(Drafter, Protocol):
 
 
 def drafter_names(drafter: Drafter) -> tuple[str, ...]:
-    """Names that a request may ask for."""
-    return tuple(each.name for each in getattr(drafter, "drafters", (drafter,)))
+    """Names that a request may ask for; nothing drafts under the name of "none"."""
+    return tuple(each.name for each in getattr(drafter, "drafters", (drafter,)) if each.name != "none")
 
 
 def offers_of(drafter: Drafter, sequence: RequestState) -> tuple[Offer, ...]:
     """What any drafter offers: itself, unless it says more."""
-    return drafter.offers(sequence) if isinstance(drafter, OfferingDrafter) else (Offer(drafter.name),)
+    # Asked for every sequence and round: looking a protocol's members up one by one takes longer than a choice.
+    if hasattr(drafter, "offers"):
+        return cast("OfferingDrafter", drafter).offers(sequence)
+    return (Offer(drafter.name),)
 
 
 def propose_chosen(drafter: Drafter, sequences: Sequence[RequestState], choices: Sequence[Choice]) -> list[Draft]:
     """Drafts of any drafter, as chosen from its offers."""
-    if isinstance(drafter, OfferingDrafter):
-        return drafter.propose_chosen(sequences, choices)
+    if hasattr(drafter, "propose_chosen"):
+        return cast("OfferingDrafter", drafter).propose_chosen(sequences, choices)
     return drafter.propose(sequences, [choice.tokens for choice in choices])
 
 

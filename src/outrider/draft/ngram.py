@@ -24,6 +24,8 @@ class NgramIndex:
         self._sizes = range(longest, shortest - 1, -1)
         self._after: dict[tuple[int, ...], int] = {}
         self._indexed = 0
+        self._matched: tuple[int, tuple[int, int] | None] = (0, None)
+        """For how many tokens a match was looked for last, and what was found."""
 
     def extend(self, tokens: Sequence[int]) -> None:
         """Take in the tokens committed since the last call; ``tokens`` is the whole sequence."""
@@ -40,7 +42,11 @@ class NgramIndex:
 
     def match(self, tokens: Sequence[int]) -> tuple[int, int] | None:
         """Position to copy from and the size of the n-gram before it, or None when no suffix occurred before."""
-        suffix = tuple(tokens[-self._sizes.start :])
+        if self._matched[0] != len(tokens):
+            self._matched = (len(tokens), self._find(tuple(tokens[-self._sizes.start :])))
+        return self._matched[1]
+
+    def _find(self, suffix: tuple[int, ...]) -> tuple[int, int] | None:
         for size in self._sizes:
             if size <= len(suffix):
                 at = self._after.get(suffix[len(suffix) - size :])

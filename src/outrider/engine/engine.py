@@ -84,9 +84,13 @@ class Engine:
         outside = next((t for t in (*prompt_ids, *params.stop_token_ids) if not 0 <= t < vocab), None)
         if outside is not None:
             raise RequestError(f"token id {outside} is outside the vocabulary of {vocab} tokens (0 to {vocab - 1})")
-        method, methods = params.speculation.method, drafter_names(self.drafter)
-        if method is not None and method not in methods:
-            raise RequestError(f"speculative: method={method!r} is not loaded here; use one of {', '.join(methods)}")
+        wanted, methods = params.speculation, drafter_names(self.drafter)
+        if not methods and (wanted.method is not None or wanted.num_speculative_tokens):
+            raise RequestError("speculative: this engine decodes plainly; load one with a speculative_config")
+        if wanted.method is not None and wanted.method not in methods:
+            raise RequestError(
+                f"speculative: method={wanted.method!r} is not loaded here; use one of {', '.join(methods)}"
+            )
         stops = {*params.stop_token_ids, *(() if params.ignore_eos else self._limits.eos_ids)}
         if params.min_tokens and stops.issuperset(range(vocab)):
             raise RequestError(
@@ -204,19 +208,19 @@ class Engine:
             self._scheduler.admit(seq)
 
     def _choose(self, ready: Seq[Sequence]) -> list[Choice]:
+        """What each request asks for, and for the others what the controller chooses."""
+        offers = {seq.id: self._offers(seq) for seq in ready}
+        free = [seq for seq in ready if seq.params.speculation.num_speculative_tokens is None]
+        chosen = self.controller.choose(free, [offers[seq.id] for seq in free])
+        choices = dict(zip((seq.id for seq in free), chosen, strict=True))
+        for seq in ready:
+            asked = seq.params.speculation.num_speculative_tokens
+            if asked is not None:
+                choices[seq.id] = Choice(asked, offers[seq.id][0]) if offers[seq.id] else Choice()
         # A round emits at most k + 1 tokens, so more than room - 1 drafts could never all be used; this also
         # keeps len(tokens) + k within the slot.
-        offers = [self._offers(seq) for seq in ready]
-        chosen = self.controller.choose(ready, offers)
-        return [
-            Choice(max(0, min(self._length(seq, choice), seq.room - 1)), choice.offer or next(iter(offered), None))
-            for seq, choice, offered in zip(ready, chosen, offers, strict=True)
-        ]
-
-    def _length(self, seq: Sequence, choice: Choice) -> int:
-        """What the request asks for goes before what the controller chose."""
-        asked = seq.params.speculation.num_speculative_tokens
-        return choice.tokens if asked is None else asked
+        limited = ((choices[seq.id], seq.room - 1) for seq in ready)
+        return [Choice(max(0, min(choice.tokens, room)), choice.offer) for choice, room in limited]
 
     def _offers(self, seq: Sequence) -> tuple[Offer, ...]:
         offers, wanted = offers_of(self.drafter, seq), seq.params.speculation.method
@@ -321,6 +325,7 @@ class Engine:
         self._scheduler.remove(sequence)
         self.runner.close(sequence.id)
         self.drafter.close(sequence.id)
+        self.controller.close(sequence.id)
 
     def _retire(self, request: Request) -> None:
         del self._requests[request.id]

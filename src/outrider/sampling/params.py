@@ -10,6 +10,8 @@ from typing import Any, Self
 from outrider.config import check_draft_length, is_whole
 from outrider.errors import ConfigError
 
+MOST_REQUESTED = 64
+"""Longest draft that a request may ask for."""
 MAX_LOGPROBS = 20
 """Most alternatives per token that ``logprobs`` may ask for, as in vLLM and the OpenAI API."""
 
@@ -32,6 +34,16 @@ class RequestSpeculation:
     """Draft tokens of every round; 0 is plain decoding."""
     method: str | None = None
     """One of the engine's drafters."""
+
+    def __post_init__(self) -> None:
+        check_draft_length(self.num_speculative_tokens, "speculative")
+        if self.num_speculative_tokens is not None and self.num_speculative_tokens > MOST_REQUESTED:
+            raise ConfigError(
+                f"speculative: num_speculative_tokens={self.num_speculative_tokens} is more than {MOST_REQUESTED}; "
+                "ask for fewer, or leave it out (as many as pay)"
+            )
+        if not isinstance(self.method, str | None):
+            raise ConfigError(f"speculative: method={self.method!r} must be the name of one of the engine's drafters")
 
 
 @dataclass(frozen=True)
@@ -153,9 +165,6 @@ def _speculation(value: object) -> RequestSpeculation | None:
     known = [f.name for f in fields(RequestSpeculation)]
     if not isinstance(value, Mapping) or not set(value) <= set(known):
         raise ConfigError(f"speculative={value!r} must be a dictionary with nothing but {' and '.join(known)}")
-    check_draft_length(value.get("num_speculative_tokens"), "speculative")
-    if not isinstance(value.get("method"), str | None):
-        raise ConfigError(f"speculative: method={value['method']!r} must be the name of one of the engine's drafters")
     return RequestSpeculation(**value)
 
 

@@ -31,6 +31,9 @@ class ScheduledController:
     def observe(self, trace: StepTrace) -> None:
         self.traces.append(trace)
 
+    def close(self, sequence_id: int) -> None:
+        """Nothing to forget."""
+
     def _budget(self, sequence: RequestState, place: int) -> int:
         if callable(self._schedule):
             return self._schedule(sequence, self._calls)

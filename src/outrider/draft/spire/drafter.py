@@ -13,12 +13,13 @@ from typing import TYPE_CHECKING, Protocol
 import torch
 
 from outrider.draft.drafting import Drafting, begin
-from outrider.types import Draft, RequestState
+from outrider.types import Draft, Offer, RequestState
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
     from outrider.draft.spire.config import SpireConfig
+    from outrider.types import Choice
 
 
 class SpireStep(Protocol):
@@ -95,16 +96,27 @@ class SpireDrafter:
         states = states_LND if len(rows) == states_LND.shape[1] else states_LND[:, rows]
         self._step.remember(slot.index, positions, states)
 
+    def offers(self, sequence: RequestState) -> tuple[Offer, ...]:
+        """Nothing before the target has read the prompt: its states are what drafts are made from."""
+        return (Offer(self.name),) if self._ready(sequence) else ()
+
+    def propose_chosen(self, sequences: Sequence[RequestState], choices: Sequence[Choice]) -> list[Draft]:
+        return self.propose(sequences, [choice.tokens for choice in choices])
+
     def propose(self, sequences: Sequence[RequestState], budgets: Sequence[int]) -> list[Draft]:
         rows: dict[int, Drafting] = {}
         for sequence, budget in zip(sequences, budgets, strict=True):
-            slot, length = self._slots.get(sequence.id), len(sequence.tokens)
+            length = len(sequence.tokens)
             room = min(budget, self._most, self._max_model_len - length + 1)
-            if slot is not None and slot.known >= length - 1 and room > 0:
-                slot.known = length - 1
+            if self._ready(sequence) and room > 0:
+                self._slots[sequence.id].known = length - 1
                 rows[sequence.id] = begin(sequence, room, self._eos_ids, self._floor)
         self._extend(rows)
         return [rows[sequence.id].draft() if sequence.id in rows else Draft() for sequence in sequences]
+
+    def _ready(self, sequence: RequestState) -> bool:
+        slot = self._slots.get(sequence.id)
+        return slot is not None and slot.known >= len(sequence.tokens) - 1
 
     def _extend(self, rows: Mapping[int, Drafting]) -> None:
         """One more token for every row that wants another, until none does."""
