@@ -138,16 +138,18 @@ def parse_speculative_config(
     value: str | Mapping[str, Any] | SpeculativeConfig | None, can_roll_back: bool = True
 ) -> SpeculativeConfig | None:
     """Resolve the public argument: None is plain, "auto" its method (plain too where drafts cannot be undone)."""
-    if value is None or isinstance(value, SpeculativeConfig):
-        return value
+    if value is None:
+        return None
+    if isinstance(value, SpeculativeConfig):
+        return value if can_roll_back or value.method != "auto" else None
     if value == "auto":
-        return SpeculativeConfig(method="auto") if can_roll_back else None
+        return parse_speculative_config(SpeculativeConfig(method="auto"), can_roll_back)
     if not isinstance(value, Mapping):
         raise ConfigError(
             f"speculative_config={value!r} is unknown; use 'auto', None (on the command line: none) or a dict such as "
             '{"method": "ngram"}'
         )
-    return SpeculativeConfig.from_dict(value)
+    return parse_speculative_config(SpeculativeConfig.from_dict(value), can_roll_back)
 
 
 def check_draft_length(value: object, where: str) -> None:

@@ -52,8 +52,8 @@ class _Checked:
 class LLM:
     """A target model with its drafter, ready to serve.
 
-    ``speculative_config``: ``"auto"`` (n-gram lookup where the model's cache can be rolled back), None (plain
-    decoding), or vLLM's dictionary.
+    ``speculative_config``: ``"auto"`` (the best drafters there are for the model, plain decoding where its cache cannot
+    be rolled back), None (plain decoding), or vLLM's dictionary.
 
     ``quantization`` needs the native kernels and a model of our own decoder: "int8" (int8 weights, one scale an
     output; activations in ``dtype``), "int8-dynamic" (int8 activations too: fastest), or "gguf" (a GGUF file's Q8_0,
@@ -90,7 +90,8 @@ class LLM:
             trust_remote_code=trust_remote_code,
         )
         self._curve_key = curve_key(model, self._dtype, quantization)
-        self._step_seconds: Mapping[int, float] | None = None
+        # Of this model, so for all that share its weights.
+        self._step_seconds: dict[int, float] = {}
         # One step at a time, also when several threads generate; they then share the batch.
         self._lock = threading.RLock()
         self._siblings: weakref.WeakSet[Engine] = weakref.WeakSet()
@@ -180,14 +181,12 @@ class LLM:
 
     def _seconds_by_rows(self) -> Mapping[int, float]:
         """Of this model's passes, as calibrated, or as seen at a glance where nothing is under way."""
-        if self._step_seconds is None:
-            curve = cached_curve(self._curve_key)
-            if curve is not None:
-                self._step_seconds = dict(enumerate(curve.seconds_by_rows(_USUAL_CONTEXT), start=1))
-            elif any(engine.has_work for engine in self._siblings):
-                return {}
-            else:
-                self._step_seconds = glance(self._loaded.runner)
+        curve = cached_curve(self._curve_key)
+        if curve is not None:
+            return dict(enumerate(curve.seconds_by_rows(_USUAL_CONTEXT), start=1))
+        with self._lock:
+            if not self._step_seconds and not any(engine.has_work for engine in self._siblings):
+                self._step_seconds.update(glance(self._loaded.runner))
         return self._step_seconds
 
     def _checked(self, prompt: Prompt, params: SamplingParams) -> _Checked:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable
 from statistics import median
 from typing import TYPE_CHECKING
 
@@ -20,7 +20,7 @@ _SECONDS = 0.5
 def glance(runner: TargetRunner, clock: Callable[[], float] = time.perf_counter) -> dict[int, float]:
     """Median seconds by packed rows, for a runner that nobody uses; nothing for one that cannot go back.
 
-    A slow model is timed less often, and what takes longest not at all.
+    A slow model is timed less often, and what takes longest not at all: at worst two passes of one row.
     """
     if runner.capabilities.rollback == "none" or runner.max_model_len <= _ROWS[-1]:
         return {}
@@ -28,17 +28,13 @@ def glance(runner: TargetRunner, clock: Callable[[], float] = time.perf_counter)
     runner.open(0)
     try:
         # The first pass of a shape prepares more than later ones do.
-        for rows in _fitting(_ROWS, end, clock):
-            timed_pass(runner, 1, rows, 0, clock)
-            taken[rows] = [timed_pass(runner, 1, rows, 0, clock)]
-        for _ in range(_ROUNDS - 1):
-            for rows in _fitting(tuple(taken), end, clock):
+        for rows in _ROWS:
+            if not taken or clock() < end:
+                timed_pass(runner, 1, rows, 0, clock)
+                taken[rows] = [timed_pass(runner, 1, rows, 0, clock)]
+        for rows in (_ROUNDS - 1) * tuple(taken):
+            if clock() < end:
                 taken[rows].append(timed_pass(runner, 1, rows, 0, clock))
     finally:
         runner.close(0)
     return {rows: median(seconds) for rows, seconds in taken.items()}
-
-
-def _fitting(counts: Sequence[int], end: float, clock: Callable[[], float]) -> Iterator[int]:
-    """Counts in turn, the first in any case, while there is time."""
-    yield from (rows for i, rows in enumerate(counts) if i == 0 or clock() < end)

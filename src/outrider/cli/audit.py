@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import sys
 from collections.abc import Mapping
-from dataclasses import replace
+from dataclasses import asdict, replace
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
@@ -71,13 +71,15 @@ def audit(
             raise ConfigError(f"--endpoint-model {endpoint_model!r} means nothing without --endpoint")
         speculation = _speculation(speculative_config)
         tasks = _tasks(prompts, limit)
-        llm = options.load_llm(model, dtype, quantization, speculative_config, max_model_len, trust_remote_code)
-        report = _audit(llm, speculation, tasks, params, samples)
+        config = {key: value for key, value in asdict(speculation).items() if value is not None}
+        llm = options.load_llm(model, dtype, quantization, json.dumps(config), max_model_len, trust_remote_code)
+        assert speculation.num_speculative_tokens is not None
+        report = _audit(llm, speculation.num_speculative_tokens, tasks, params, samples)
         settings = {
             "model": model,
             "dtype": dtype,
             "quantization": quantization,
-            "speculative_config": options.read_speculative(speculative_config),
+            "speculative_config": config,
             "drafter": llm.engine.drafter.name,
         }
     _print(report, settings | {"prompts": prompts or "built-in"} | _sampling_json(params, samples), as_json)
@@ -104,13 +106,18 @@ def _both(context: typer.Context, endpoint: str | None, plain_endpoint: str | No
 
 
 def _speculation(text: str) -> SpeculativeConfig:
-    """Refused before a model is loaded: what drafts nothing has nothing to audit."""
+    """Refused before a model is loaded: what drafts nothing has nothing to audit.
+
+    Where the engine would choose draft lengths a fixed one is audited: much is seen only where much is drafted.
+    """
     speculation = parse_speculative_config(options.read_speculative(text))
     if speculation is None or speculation.num_speculative_tokens == 0:
         raise ConfigError(
             f"--speculative-config {text}: plain decoding has nothing to audit; use auto or a JSON object such as "
             '{"method": "ngram"}'
         )
+    if speculation.num_speculative_tokens is None:
+        return replace(speculation, num_speculative_tokens=_DRAFT_LENGTH)
     return speculation
 
 
@@ -127,10 +134,7 @@ def _tasks(prompts: str | None, limit: int) -> tuple[Task, ...]:
 # --- auditing -----------------------------------------------------------------------------------------------
 
 
-def _audit(
-    llm: LLM, speculation: SpeculativeConfig, tasks: tuple[Task, ...], params: SamplingParams, samples: int
-) -> AuditReport:
-    """Where the engine would choose draft lengths it drafts a fixed one: much is seen only where much is drafted."""
+def _audit(llm: LLM, k: int, tasks: tuple[Task, ...], params: SamplingParams, samples: int) -> AuditReport:
     from outrider.audit.run import EngineAudit
 
     if llm.engine.drafter.name == "none":
@@ -138,10 +142,6 @@ def _audit(
             f"{llm.loaded.runner.name}: its cache cannot be rolled back, so nothing is drafted and nothing is to audit"
         )
     questions = [_question(llm, task) for task in tasks]
-    k = speculation.num_speculative_tokens
-    if k is None:
-        k = _DRAFT_LENGTH
-        llm = llm.with_speculation(replace(speculation, num_speculative_tokens=k))
     with progress_bar() as progress:
         return EngineAudit(llm.with_speculation(None).engine, llm.engine, k, progress).run(questions, params, samples)
 

@@ -41,12 +41,12 @@ class _Passed:
     """Whether the trial under way took the place of plain decoding."""
 
 
-@dataclass(frozen=True)
+@dataclass(slots=True)
 class _Guess:
     """What one offer promises: survival by position, seconds a draft token, and the length and rate that are best."""
 
     offer: Offer | None = None
-    survival: tuple[float, ...] = ()
+    survival: Sequence[float] = ()
     seconds: float = 0.0
     tokens: int = 0
     rate: float = 0.0
@@ -65,8 +65,11 @@ class GoodputController:
     def choose(self, sequences: Sequence[RequestState], offers: Sequence[Sequence[Offer]]) -> list[Choice]:
         """The best offer of each sequence, and as much of each as pays for all together."""
         batch = len(sequences)
+        plain, more = self._cost.seconds(batch), self._cost.seconds(4 * batch)
+        # A share of the step, and what a row costs where the others go on as they are.
+        share, row = plain / max(batch, 1), (more - plain) / max(3 * batch, 1)
         guesses = [
-            [self._guess(sequence.id, offer, batch) for offer in each]
+            [self._guess(sequence.id, offer, share, row) for offer in each]
             for sequence, each in zip(sequences, offers, strict=True)
         ]
         best = [max(each, key=lambda guess: guess.rate, default=_Guess()) for each in guesses]
@@ -91,17 +94,14 @@ class GoodputController:
         self._passed.pop(sequence_id, None)
         self._book.forget(sequence_id)
 
-    def _guess(self, sequence: int, offer: Offer, batch: int) -> _Guess:
-        """Its best rate where the step is shared with ``batch`` - 1 others that go on as they are."""
+    def _guess(self, sequence: int, offer: Offer, share: float, row: float) -> _Guess:
         survival, drafting = self._book.survival(sequence, offer), self._drafting(offer.drafter)
-        share = self._cost.seconds(batch) / batch
-        row = (self._cost.seconds(4 * batch) - self._cost.seconds(batch)) / (3 * batch)
         tokens, cost, best, best_rate = 1.0, share, 0, 1 / share
         for count, chance in enumerate(survival, start=1):
             tokens, cost = tokens + chance, cost + row + drafting
             if tokens / cost > best_rate:
                 best, best_rate = count, tokens / cost
-        return _Guess(offer, tuple(survival), drafting, best, best_rate)
+        return _Guess(offer, survival, drafting, best, best_rate)
 
     def _admit(self, survivals: Sequence[Sequence[float]], seconds: Sequence[float]) -> list[int]:
         """Draft tokens of each sequence at the best rate of all."""

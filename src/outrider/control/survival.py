@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Iterator, Sequence
 
     from outrider.types import Offer, RoundTrace
 
@@ -13,6 +13,7 @@ _SHARED_MEMORY, _OWN_MEMORY = 200.0, 24.0
 """Rounds in which an observation loses most of its weight: topics of one text change sooner than a workload."""
 _GUESS, _GUESS_WEIGHT = 0.6, 2.0
 """Chance of a first position of which nothing is known, and the rounds that it counts as."""
+_NEGLIGIBLE = 0.02
 _SHARED_WEIGHT = 4.0
 """Rounds of its own that weigh as much in a sequence as what is known of all."""
 
@@ -26,9 +27,11 @@ class Chances:
     def __init__(self, most: int, memory: float) -> None:
         self._fade = 1 - 1 / memory
         self._kept, self._tried = [0.0] * most, [0.0] * most
+        self._alone: list[float] | None = None
 
     def observe(self, asked: int, kept: int) -> None:
         """A round that asked for so many draft tokens and kept so many."""
+        self._alone = None
         # Positions out of reach fade too: bad luck with a few trials must not rule out a length for good.
         self._tried = [self._fade * tried for tried in self._tried]
         self._kept = [self._fade * count for count in self._kept]
@@ -38,21 +41,21 @@ class Chances:
 
     def alone(self) -> list[float]:
         """Chances by these rounds only: a position that was hardly tried is as good as the one before it."""
-        chances, chance = [], _GUESS
-        for kept, tried in zip(self._kept, self._tried, strict=True):
-            chance = (_GUESS_WEIGHT * chance + kept) / (_GUESS_WEIGHT + tried)
-            chances.append(chance)
-        return chances
+        if self._alone is None:
+            self._alone, chance = [], _GUESS
+            for kept, tried in zip(self._kept, self._tried, strict=True):
+                chance = (_GUESS_WEIGHT * chance + kept) / (_GUESS_WEIGHT + tried)
+                self._alone.append(chance)
+        return self._alone
 
-    def among(self, shared: Sequence[float]) -> list[float]:
-        """Chances of a sequence, where those of all others count as some rounds: what is better or worse with it at one
+    def among(self, shared: Sequence[float]) -> Iterator[float]:
+        """Chances of a sequence, where those of all count as some rounds: what is better or worse with it at one
         position is expected to be so at the next."""
-        chances, against = [], 1.0
+        against = 1.0
         for guess, kept, tried in zip(shared, self._kept, self._tried, strict=True):
             chance = (_SHARED_WEIGHT * min(1.0, guess * against) + kept) / (_SHARED_WEIGHT + tried)
-            chances.append(chance)
+            yield chance
             against = chance / guess
-        return chances
 
 
 class SurvivalBook:
@@ -74,16 +77,17 @@ class SurvivalBook:
             chances.observe(choice.tokens, trace.kept)
 
     def survival(self, sequence_id: int, offer: Offer) -> list[float]:
-        """Chance of each position to be reached and kept; falls from position to position."""
+        """Chance of each position, the first at least, to be reached and kept; falls, and ends where it is not worth a
+        thought."""
         shared = self._shared.get(offer)
-        chances = [_GUESS] * self._most if shared is None else shared.alone()
+        known = [_GUESS] * self._most if shared is None else shared.alone()
         own = self._own.get(sequence_id, {}).get(offer)
-        if own is not None:
-            chances = own.among(chances)
-        survival, so_far = [], 1.0
+        chances = iter(known) if own is None else own.among(known)
+        survival = [next(chances)]
         for chance in chances:
-            so_far *= chance
-            survival.append(so_far)
+            if survival[-1] * chance < _NEGLIGIBLE:
+                break
+            survival.append(survival[-1] * chance)
         return survival
 
     def forget(self, sequence_id: int) -> None:

@@ -65,10 +65,16 @@ def read_measured(record: object, where: str) -> tuple[Measured, ...]:
         for row in record["summary"]["rows"]:
             if row["acceptance"] and row["acceptance"]["drafted"]:
                 rows[str(row["configuration"])].append(row)
-        found = tuple(_measured(name, of, record["details"].get(name, {})) for name, of in rows.items())
+        details = {name: record["details"].get(name, {}) for name in rows}
+        found = tuple(_measured(name, of, details[name]) for name, of in rows.items() if not _chosen(details[name]))
     except (KeyError, TypeError, ValueError, AttributeError, ZeroDivisionError) as error:
         detail = f"{type(error).__name__}: {error}"
         raise ConfigError(f"{where}: the record is damaged ({detail[:120]}); measure again") from error
+    if rows and not found:
+        raise ConfigError(
+            f"{where}: the engine chose its draft lengths here, so that nothing is known of positions it passed over; "
+            "measure a fixed length with `outrider bench --k 4`"
+        )
     if not found:
         raise ConfigError(f"{where}: nothing drafted in this record; measure a drafter with `outrider bench`")
     return found
@@ -90,6 +96,12 @@ def choose(measured: Iterable[Measured], method: str, models: Sequence[str], whe
 def drafting_share(drafted: int, rounds: int, k: int) -> float:
     """Of all rounds, those that would have given so many draft tokens at k each."""
     return min(1.0, drafted / (rounds * k))
+
+
+def _chosen(details: Mapping[str, Any]) -> bool:
+    """Whether draft lengths were a controller's: survival by position then says as much of it as of the drafter."""
+    config = details.get("speculative_config")
+    return config is not None and config.get("num_speculative_tokens") is None
 
 
 def _measured(name: str, rows: Sequence[Mapping[str, Any]], details: Mapping[str, Any]) -> Measured:
