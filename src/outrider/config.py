@@ -12,6 +12,7 @@ Method = Literal["auto", "ngram", "draft_model", "spire", "sparse_self"]
 VerifierName = Literal["auto", "coupled", "block", "standard"]
 Quantization = Literal["int8", "int8-dynamic", "gguf"]
 DTYPES = ("bfloat16", "float32")
+_LONGEST_LOOKUP = 32
 MOST_TOKENS = 12
 """Longest draft where the engine chooses the length."""
 DEFAULT_MODEL = "smollm2-135m"
@@ -73,10 +74,10 @@ class SpeculativeConfig:
 
     def _check_lookup(self) -> None:
         given = [value for value in (self.prompt_lookup_min, self.prompt_lookup_max) if value is not None]
-        if not all(map(is_whole, given)) or not 1 <= self.lookup_min <= self.lookup_max:
+        if not all(map(is_whole, given)) or not 1 <= self.lookup_min <= self.lookup_max <= _LONGEST_LOOKUP:
             raise ConfigError(
                 f"speculative_config: prompt_lookup_min={self.prompt_lookup_min!r} and prompt_lookup_max="
-                f"{self.prompt_lookup_max!r} must be whole numbers with 1 <= min <= max"
+                f"{self.prompt_lookup_max!r} must be whole numbers with 1 <= min <= max <= {_LONGEST_LOOKUP}"
             )
 
     def _refuse(self, *names: str) -> None:

@@ -55,6 +55,7 @@ def test_vllms_word_for_the_token_rule() -> None:
         ({"model": 5}, "model=5: method='draft_model' needs"),
         ({"model": {"name": "small"}}, "needs the draft's name"),
         ({"prompt_lookup_min": 0}, "1 <= min <= max"),
+        ({"prompt_lookup_max": 10**9}, "1 <= min <= max <= 32"),
         ({"method": "draft_model"}, "method='draft_model' needs the draft's name"),
         ({"method": "ngram", "model": "small"}, "model='small' means nothing with method='ngram'"),
         ({"model": "small", "dtype": "int3"}, "speculative_config: dtype='int3' is not supported"),

@@ -64,6 +64,28 @@ def test_a_doubtful_greedy_draft_ends_early() -> None:
     assert len(_one(_setting(sampled, floor=0.99)[1], sampled, 6).tokens) == 6
 
 
+@pytest.mark.parametrize("params", [GREEDY, SAMPLED])
+@pytest.mark.parametrize("broken", [float("nan"), -float("inf")])
+def test_a_row_that_leaves_nothing_to_choose_ends_the_draft(
+    params: SamplingParams, broken: float, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """And the drafts of its neighbours go on."""
+    sequences = [StubSequence(i, [1, 2, i], params) for i in range(2)]
+    runner, drafter = _setting(*sequences)
+    score = runner.score
+
+    def from_the_second_on(feeds: Any, hidden: bool = False, layers: Any = ()) -> Any:
+        scores = score(feeds, hidden, layers)
+        for feed, logits_TV in zip(feeds, scores.logits, strict=True):
+            if feed.sequence_id == 0 and len(runner.calls) > 1:
+                logits_TV[:] = broken
+        return scores
+
+    monkeypatch.setattr(runner, "score", from_the_second_on)
+    first, second = drafter.propose(sequences, [4, 4])
+    assert (len(first.tokens), len(second.tokens)) == (1, 4)
+
+
 @pytest.mark.parametrize("shared_noise", [False, True])
 def test_tokens_are_drawn_from_the_reported_law(shared_noise: bool) -> None:
     sequence = StubSequence(0, [1, 2, 3], SAMPLED, seed=5, shared_noise=shared_noise)

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
+from typing import Any
 
 import pytest
 import torch
@@ -11,8 +13,8 @@ from outrider.engine.sequence import Sequence as EngineSequence
 from outrider.models.base import Feed, Scores
 from outrider.models.toy import ToyRunner
 from outrider.sampling.params import SamplingParams
-from outrider.testing import RandomDrafter, audit
-from outrider.types import FinishReason, RequestState
+from outrider.testing import RandomDrafter, ScheduledController, audit
+from outrider.types import FinishReason, RequestState, StepTrace
 from tests.support import GREEDY, MODEL, VOCAB, make_engine, run_all, run_one
 
 SEEDED = SamplingParams(seed=5, max_tokens=12, logprobs=1)
@@ -169,3 +171,63 @@ def test_prompt_chunks_are_part_of_a_requests_time() -> None:
     while engine.has_work:
         spent += engine.step().seconds.total
     assert engine.collect([request])[0].metrics.seconds.total == pytest.approx(spent)
+
+
+SHORT = 3
+"""Tokens of the request that ends first."""
+
+
+class Forgetful(RandomDrafter):
+    """Reads states, and is interrupted when it is handed those of a round in which a sequence ended."""
+
+    layers = (0,)
+    fails = False
+
+    def close(self, sequence_id: int) -> None:
+        self.fails = True
+
+    def remember(self, sequence_id: int, start: int, states_LND: object) -> None:
+        if self.fails:
+            self.fails = False
+            raise CtrlCError
+
+
+class Unlucky(ScheduledController):
+    """Is interrupted while it learns from the step in which the first sequence ended."""
+
+    fails = True
+
+    def observe(self, trace: StepTrace) -> None:
+        super().observe(trace)
+        emitted = sum(each.emitted for step in self.traces for each in step.rounds if each.sequence_id == 0)
+        if self.fails and emitted == SHORT:
+            self.fails = False
+            raise CtrlCError
+
+
+@pytest.mark.parametrize("where", ["remember", "observe"])
+def test_an_interrupt_after_the_commit_keeps_what_has_ended(where: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Every request still gets its output, those that ended in that very step among them."""
+    drafter: Any = Forgetful(VOCAB) if where == "remember" else RandomDrafter(VOCAB)
+    engine = make_engine(drafter, Unlucky([3]) if where == "observe" else 3)
+    score = engine.runner.score
+
+    def with_states(feeds: Any, hidden: bool = False, layers: Any = ()) -> Scores:
+        # Toy models have no states; what is handed on does not matter here.
+        return replace(score(feeds, hidden), states=tuple(torch.zeros(1, len(feed.tokens), 1) for feed in feeds))
+
+    monkeypatch.setattr(engine.runner, "score", with_states)
+    params = [replace(SEEDED, max_tokens=n, ignore_eos=True) for n in (SHORT, 9)]
+    requests = [engine.add([1, 2, i], each) for i, each in enumerate(params)]
+    outputs: dict[str, Any] = {}
+    interrupts = 0
+    for _ in range(60):
+        try:
+            engine.step()
+        except CtrlCError:
+            interrupts += 1
+        outputs |= {output.request_id: output for output in engine.collect()}
+    assert interrupts
+    assert engine._requests == {}
+    for i, (request, each) in enumerate(zip(requests, params, strict=True)):
+        assert outputs[request].outputs == run_one(make_engine(k=0), [1, 2, i], each).outputs

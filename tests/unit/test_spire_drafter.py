@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -11,9 +12,10 @@ import numpy as np
 import pytest
 import torch
 
-from outrider.config import EngineConfig
+from outrider.config import EngineConfig, SpeculativeConfig
 from outrider.control.fixed import FixedController
 from outrider.draft.base import Drafter, StateDrafter
+from outrider.draft.build import build_drafter
 from outrider.draft.ngram import NgramDrafter
 from outrider.draft.none import NoDrafter
 from outrider.draft.spire.build import build_spire
@@ -208,6 +210,16 @@ def test_rounds_without_drafts_leave_nothing_behind(runner: DecoderRunner, tmp_p
     assert all(r.drafted == r.kept for r in rounds)
 
 
+@pytest.mark.parametrize("k", [10**9, 10**400])
+def test_a_length_beyond_the_context_takes_no_memory(runner: DecoderRunner, k: int, tmp_path: Path) -> None:
+    save(small_draft(), tmp_path, {}, int8=False)
+    sizes: Any = {"dtype": "float32", "max_num_batched_tokens": 64, "trust_remote_code": False}
+    for config in (SpeculativeConfig("spire", k, model=str(tmp_path)), SpeculativeConfig("ngram", k)):
+        drafter = build_drafter(config, target_of(runner), **sizes)
+        (output,) = generate(runner, drafter, PROMPTS[:1], GREEDY, k=k)
+        assert output.outputs == generate(runner, NoDrafter(), PROMPTS[:1], GREEDY)[0].outputs
+
+
 def test_slots_are_given_back(runner: DecoderRunner, tmp_path: Path) -> None:
     save(small_draft(), tmp_path, {}, int8=False)
     drafter = build_spire(tmp_path, target_of(runner), K)
@@ -269,11 +281,23 @@ def test_what_is_no_draft_is_refused_by_name(tmp_path: Path) -> None:
         (stored | {"head": stored["head"][:, :3].contiguous()}, "'head' has shape"),
         (stored | {"draft_ids": stored["draft_ids"].flip(0).contiguous()}, "draft_ids"),
         (stored | {"draft_ids": stored["draft_ids"] + VOCAB}, "draft_ids"),
+        (stored | {"draft_ids": stored["draft_ids"].float() + 0.4}, "draft_ids"),
+        (stored | {"norm": torch.full_like(stored["norm"], torch.nan)}, "'norm' has entries that are no numbers"),
     ):
         save_file(broken, path)
         with pytest.raises(ModelError, match=message):
             load(tmp_path)
+    card = json.loads((tmp_path / "config.json").read_text())
+    for name, value in (
+        ("window", -1), ("window", "7"), ("window", 7.5), ("sink", None), ("sink", 10**12), ("norm_eps", float("nan")),
+        ("norm_eps", True), ("rope_theta", 0), ("vocab_size", "49"), ("sees_itself", None), ("reads", [-1, 2]),
+        ("blocks", 3),
+    ):  # fmt: skip
+        (tmp_path / "config.json").write_text(json.dumps(card | {name: value}))
+        with pytest.raises(ModelError, match=f"{name}=.* must be"):
+            load(tmp_path)
     path.write_bytes(path.read_bytes()[:100])
+    (tmp_path / "config.json").write_text(json.dumps(card))
     with pytest.raises(ModelError, match="cannot be read"):
         load(tmp_path)
     (tmp_path / "config.json").write_text('{"format": "spire", "blocks": 3}')

@@ -10,11 +10,12 @@ from typing import Any
 import pytest
 import torch
 
+from outrider.cli import train as cli
 from outrider.draft.spire.config import SpireConfig
 from outrider.draft.spire.weights import load as load_draft
 from outrider.errors import ConfigError, ModelError
 from outrider.train.capture import CaptureSettings, CaptureStore
-from outrider.train.checkpoint import load_checkpoint
+from outrider.train.checkpoint import load_checkpoint, save_checkpoint
 from outrider.train.config import TrainConfig
 from outrider.train.export import export_draft
 from outrider.train.loop import Progress, learning_rate, train
@@ -188,6 +189,16 @@ def test_blocks_are_spread_over_the_targets_depth() -> None:
         ({"omega": 1.5}, "omega=1.5"),
         ({"learning_rate": float("inf")}, "learning_rate=inf"),
         ({"clip": 0}, "clip=0"),
+        ({"clip": "a"}, "clip=a"),
+        ({"omega": None}, "omega=None"),
+        ({"learning_rate": []}, "learning_rate="),
+        ({"weight_decay": -1}, "weight_decay=-1"),
+        ({"warmup": {}}, "warmup="),
+        ({"seed": -1}, "seed=-1"),
+        ({"window": -3}, "window=-3"),
+        ({"sink": 1.5}, "sink=1.5"),
+        ({"blocks": 3}, "blocks=3 must be a list"),
+        ({"feedback": 1}, "feedback=1 must be true or false"),
         ({"speed": 1}, "unknown setting 'speed'; known: target"),
     ],
 )
@@ -201,3 +212,23 @@ def test_what_a_run_tells() -> None:
     smoothed.line(Progress(1, 2.0, 0.5, 0.5, 1e-3, 100, 1.0), 11)
     line = smoothed.line(Progress(2, 1.0, 0.2, 0.2, 1e-3, 300, 3.0), 3602)
     assert line == "step 2/3602 loss 1.250 alpha 0.275 100 tok/s lr 1.0e-03 left 2:00:00"
+
+
+def test_what_cannot_be_a_folder_is_refused_before_any_work(tmp_path: Path) -> None:
+    taken = tmp_path / "taken"
+    taken.write_text("a file")
+    data = tmp_path / "data.jsonl"
+    mistakes: list[Callable[[], None]] = [
+        lambda: cli.run(taken, [data]),
+        lambda: cli.run(taken / "below", [data]),
+        lambda: cli.run(tmp_path / "run", [data], text=taken),
+        lambda: cli.export(tmp_path, taken),
+    ]
+    for give in mistakes:
+        with pytest.raises(ConfigError, match="taken is a file; give another one"):
+            give()
+    with pytest.raises(ConfigError, match="the run's own folder"):
+        cli.export(tmp_path, tmp_path)
+    save_checkpoint(tmp_path, {"step": 1})
+    with pytest.raises(ModelError, match="no checkpoint of a run"):
+        load_checkpoint(tmp_path)

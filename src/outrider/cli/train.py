@@ -15,6 +15,7 @@ from outrider.cli import options
 from outrider.cli.progress import progress_bar
 from outrider.config import DEFAULT_DTYPE, DEFAULT_MODEL, check_dtype
 from outrider.errors import ConfigError
+from outrider.sampling.params import MOST_REQUESTED
 from outrider.train.methods import METHODS
 
 if TYPE_CHECKING:
@@ -66,6 +67,7 @@ def run(
     from outrider.train.run import run as train
 
     config = read_settings(target, method, steps, setting or [])
+    _check_folders(output, *([] if text is None else [text]))
     llm = LLM(
         target,
         dtype=check_dtype(dtype),
@@ -92,6 +94,9 @@ def export(
     """
     from outrider.train.export import export_draft
 
+    _check_folders(draft)
+    if draft.resolve() == run_folder.resolve():
+        raise ConfigError(f"{draft} is the run's own folder; give another one for the draft")
     about = export_draft(run_folder, draft, int8=int8)
     size = sum(file.stat().st_size for file in draft.iterdir())
     print(f"{draft}: {about}, {size / 1e6:.1f} MB")
@@ -104,7 +109,7 @@ def evaluate(
     prompts: Annotated[Path, typer.Option(help="JSON lines as for bench.")],
     target: options.Model = DEFAULT_MODEL,
     dtype: options.Dtype = DEFAULT_DTYPE,
-    k: Annotated[int, typer.Option(min=1, help="Draft tokens of a round.")] = 4,
+    k: Annotated[int, typer.Option(min=1, max=MOST_REQUESTED, help="Draft tokens of a round.")] = 4,
     temperature: Annotated[list[float] | None, typer.Option(help="May be repeated. [default: 0 and 1]")] = None,
     context: Annotated[
         list[int] | None, typer.Option(min=1, help="Cut prompts to so many tokens; may be repeated. [default: whole]")
@@ -148,6 +153,14 @@ def evaluate(
         print(json.dumps({"evaluations": [evaluation_json(each) for each in found], **about}))
     else:
         print("\n".join(_table(found)))
+
+
+def _check_folders(*folders: Path) -> None:
+    """Refuse, before hours of work, what is no folder and cannot become one."""
+    for folder in folders:
+        taken = next((each for each in (folder, *folder.parents) if each.exists()), None)
+        if taken is not None and not taken.is_dir():
+            raise ConfigError(f"{folder} cannot be a folder: {taken} is a file; give another one")
 
 
 def read_settings(target: str, method: str, steps: int | None, pairs: Sequence[str]) -> TrainConfig:

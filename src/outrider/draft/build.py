@@ -37,7 +37,8 @@ def build_drafter(
             "would stay in it; use speculative_config=None"
         )
     k = speculation.num_speculative_tokens
-    most, floor = (MOST_TOKENS, _FLOOR) if k is None else (k, 0.0)
+    # No draft is longer than the text may become.
+    most, floor = (MOST_TOKENS, _FLOOR) if k is None else (min(k, target.runner.max_model_len), 0.0)
     if speculation.method == "ngram":
         return NgramDrafter(speculation.lookup_min, speculation.lookup_max)
     if speculation.method == "auto":

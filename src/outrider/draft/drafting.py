@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
@@ -42,17 +43,30 @@ class Drafting:
         self.likely *= float(torch.exp(logits_V.max().float() - torch.logsumexp(logits_V.float(), -1)))
         if self.likely >= self.floor:
             return False
-        self.budget = len(self.tokens)
+        self._end()
         return True
 
-    def draw(self, logits_V: torch.Tensor, vocab_size: int) -> int:
-        """Choose the next draft token and keep the very row it was chosen from."""
+    def _end(self) -> None:
+        self.budget = len(self.tokens)
+
+    def draw(self, logits_V: torch.Tensor, vocab_size: int) -> int | None:
+        """Choose the next draft token and keep the very row it was chosen from.
+
+        None, and the draft ends here, where the row leaves nothing to choose: a draft may know none of the tokens that
+        are allowed, or be broken, and that must not stop the requests beside it.
+        """
+        if not _possible(logits_V):
+            self._end()
+            return None
         i = len(self.tokens)
         generated = len(self.sequence.tokens) - self.sequence.prompt_length + i
         logits_1V = as_floats(fit_vocabulary(logits_V[None], vocab_size))
         # As the target's own rows: where noise is shared only the winner counts, and equal logits have equal winners.
         normalised = not self.sequence.randomness.shared_noise
         logq_V = PolicyRows(logits_1V, self.sequence.params, generated, self.stop_ids, normalised)[0]
+        if not _possible(logq_V):
+            self._end()
+            return None
         if self.sequence.params.greedy:
             token = int(logq_V.numpy().argmax())
         else:
@@ -66,6 +80,11 @@ class Drafting:
         if not self.logq or self.sequence.randomness.shared_noise:
             return Draft(tuple(self.tokens))
         return Draft(tuple(self.tokens), torch.stack(self.logq))
+
+
+def _possible(row_V: torch.Tensor) -> bool:
+    """Whether there is something to choose, and no NaN: a maximum is NaN where anything is."""
+    return math.isfinite(float(row_V.max()))
 
 
 def begin(sequence: RequestState, budget: int, eos_ids: frozenset[int], floor: float = 0.0) -> Drafting:

@@ -103,7 +103,7 @@ class ModelDrafter:
                 if row.doubtful(row_V):
                     continue
                 token = row.draw(row_V, self._vocab_size)
-                if row.wants_more:
+                if token is not None and row.wants_more:
                     feeds.append(Feed(sequence_id, (token,), 1))
             logits_V = self._score(feeds)
             for feed in feeds:

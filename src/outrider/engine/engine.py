@@ -156,7 +156,8 @@ class Engine:
     def step(self) -> StepTrace:
         """One round of every running sequence.
 
-        If the runner, the drafter or a verifier raises, no token was committed and the step may be called again.
+        If the runner, a verifier or a drafter that proposes raises, no token was committed. Whatever raises, the step
+        may be called again.
         """
         clock = PhaseClock()
         self._recover()
@@ -289,7 +290,6 @@ class Engine:
             rounds.append(trace)
             if seq.finished:
                 self._release(seq)
-        self._interrupted = False
         return tuple(rounds)
 
     def _trace(self, batch: Batch, trace: StepTrace) -> StepTrace:
@@ -300,6 +300,7 @@ class Engine:
             if request.finished:
                 self._retire(request)
         self.controller.observe(trace)
+        self._interrupted = False
         return trace
 
     # --- helpers ------------------------------------------------------------------------------------------

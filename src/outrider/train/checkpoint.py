@@ -34,4 +34,6 @@ def load_checkpoint(folder: Path) -> dict[str, Any] | None:
         state: dict[str, torch.Tensor | Any] = torch.load(path, weights_only=True, map_location="cpu")
     except Exception as error:
         raise ModelError(f"{path} cannot be read ({type(error).__name__}); remove it to start again") from error
+    if not isinstance(state, dict) or not {"step", "module", "config"} <= state.keys():
+        raise ModelError(f"{path} is no checkpoint of a run; remove it to start again")
     return state

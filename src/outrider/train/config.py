@@ -6,11 +6,24 @@ from collections.abc import Mapping
 from dataclasses import asdict, dataclass, fields, replace
 from typing import Any
 
-from outrider.config import DEFAULT_MODEL, is_whole
+from outrider.config import DEFAULT_MODEL
 from outrider.errors import ConfigError
+from outrider.rules import ABOVE_0, FLAG, LAYERS, NOT_BELOW_0, SHARE, complaint, optional, whole
 from outrider.train.methods import check_method
 
 _LAYERS = 3
+
+
+_RULES = {
+    **dict.fromkeys(("draft_vocab_size", "k", "segment", "batch", "steps"), whole(1)),
+    **dict.fromkeys(("warmup", "sink", "seed"), whole(0)),
+    **dict.fromkeys(("feedback", "sees_itself", "pruned_init", "hard_targets"), FLAG),
+    **dict.fromkeys(("blocks", "reads"), LAYERS),
+    **dict.fromkeys(("learning_rate", "clip"), ABOVE_0),
+    "window": optional(whole(1)),
+    "weight_decay": NOT_BELOW_0,
+    "omega": SHARE,
+}
 
 
 @dataclass(frozen=True)
@@ -49,19 +62,13 @@ class TrainConfig:
 
     def __post_init__(self) -> None:
         check_method(self.method)
-        for name in ("draft_vocab_size", "k", "segment", "batch", "steps"):
-            value = getattr(self, name)
-            if not is_whole(value) or value < 1:
-                raise ConfigError(f"{name}={value!r} must be a whole number, 1 or more")
+        wrong = complaint(asdict(self), _RULES)
+        if wrong is not None:
+            raise ConfigError(wrong)
         if self.segment % self.k:
             raise ConfigError(f"segment={self.segment} must be a multiple of k={self.k}: a segment is whole blocks")
         if self.reads and len(self.blocks) != len(self.reads):
             raise ConfigError(f"blocks={self.blocks} and reads={self.reads}: give one of each for every draft layer")
-        for name in ("learning_rate", "clip"):
-            if not 0 < getattr(self, name) < float("inf"):
-                raise ConfigError(f"{name}={getattr(self, name)!r} must be a number above 0")
-        if not 0 <= self.omega <= 1:
-            raise ConfigError(f"omega={self.omega!r} must be between 0 and 1")
 
     def for_depth(self, num_layers: int) -> TrainConfig:
         """The same with ``blocks`` and ``reads`` filled in for a target of so many blocks."""

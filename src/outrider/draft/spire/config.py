@@ -5,8 +5,8 @@ from __future__ import annotations
 from dataclasses import asdict, dataclass, fields
 from typing import TYPE_CHECKING, Any
 
-from outrider.config import is_whole
 from outrider.errors import ModelError
+from outrider.rules import ABOVE_0, FLAG, LAYERS, complaint, optional, whole
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -14,6 +14,20 @@ if TYPE_CHECKING:
     from outrider.models.decoder_config import DecoderConfig
 
 FORMAT = "spire"
+
+
+_SIZES = ("vocab_size", "hidden_size", "intermediate_size", "num_heads", "num_kv_heads", "head_dim", "draft_vocab_size")
+_RULES = {
+    **dict.fromkeys(_SIZES, whole(1)),
+    "norm_eps": ABOVE_0,
+    "rope_theta": ABOVE_0,
+    "blocks": LAYERS,
+    "reads": LAYERS,
+    "window": optional(whole(1)),
+    "sink": whole(0),
+    "feedback": FLAG,
+    "sees_itself": FLAG,
+}
 
 
 @dataclass(frozen=True)
@@ -100,8 +114,9 @@ class SpireConfig:
         odd = sorted(known ^ set(given))
         if values.get("format") != FORMAT or odd:
             raise ModelError(f"{name}: not the configuration of a SPIRe draft ({', '.join(odd) or 'format'})")
+        wrong = complaint(given, _RULES)
+        if wrong is not None:
+            raise ModelError(f"{name}: {wrong}; export the draft again")
         for key in ("blocks", "reads"):
-            if not isinstance(given[key], list | tuple) or not all(map(is_whole, given[key])):
-                raise ModelError(f"{name}: {key}={given[key]!r} must be a list of whole numbers")
             given[key] = tuple(given[key])
         return cls(**given)

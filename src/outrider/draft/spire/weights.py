@@ -91,16 +91,19 @@ def load(folder: Path) -> SpireWeights:
         if tensor is None or tuple(tensor.shape) != shape:
             found = "is missing" if tensor is None else f"has shape {tuple(tensor.shape)}, not {shape}"
             raise ModelError(f"{path}: tensor {name!r} {found}; export the draft again")
+        if not bool(torch.isfinite(tensor).all()):
+            raise ModelError(f"{path}: tensor {name!r} has entries that are no numbers; export the draft again")
         tensors[name] = tensor
     ids = stored.get("draft_ids")
-    if ids is None or ids.shape != (config.draft_vocab_size,) or not _are_ids(ids, config.vocab_size):
+    wanted = (config.draft_vocab_size,)
+    if ids is None or ids.is_floating_point() or ids.shape != wanted or not _are_ids(ids, config.vocab_size):
         raise ModelError(f"{path}: 'draft_ids' are not {config.draft_vocab_size} ascending ids of the target")
     return SpireWeights(config, tensors, ids.long())
 
 
 def _tensor(stored: dict[str, torch.Tensor], name: str) -> torch.Tensor | None:
     codes, scale = stored.get(name + _CODES), stored.get(name + _SCALE)
-    if codes is None or scale is None or codes.shape[:1] != scale.shape:
+    if codes is None or scale is None or scale.dim() != 1 or codes.shape[:1] != scale.shape:
         tensor = stored.get(name)
         return None if tensor is None else tensor.float()
     return codes.float() * scale[:, None]

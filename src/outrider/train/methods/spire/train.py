@@ -40,7 +40,8 @@ class SpireTraining:
             raise ConfigError(f"reads={spire.reads}: state {missing[0]} was not captured; captured: {captured_layers}")
         self._places = [captured_layers.index(layer) for layer in spire.reads]
         torch.manual_seed(config.seed)
-        self.module = SpireModule(spire, max_positions)
+        # A text's last segment goes on behind its end, where nothing is learnt.
+        self.module = SpireModule(spire, max_positions + config.segment)
         self._embedding_VD = tensors["model.embed_tokens.weight"].to(torch.bfloat16)
         self._head_VD = head_rows(tensors, draft_ids)
         if config.pruned_init:
