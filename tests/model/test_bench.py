@@ -26,7 +26,7 @@ def test_bench_end_to_end(tmp_path: Path, capsys: pytest.CaptureFixture[str]) ->
     # Only the native kernels know how many bytes a step reads.
     assert ("bandwidth limit: " in out) == (load().native is not None)
     last = json.loads(out.splitlines()[-1])
-    assert last["configurations"] == ["plain", "ngram k=4"]
+    assert last["configurations"] == ["plain", "auto k=4"]
     for row in last["summary"]["rows"][2:]:
         assert row["identical"] == {"same": 2, "of": 2}
         assert row["ratio"]["low"] <= row["ratio"]["mean"] <= row["ratio"]["high"]

@@ -11,18 +11,22 @@ from hypothesis import strategies as st
 from outrider.draft.ngram import NgramDrafter, NgramIndex, copy_on
 from outrider.errors import ConfigError
 from outrider.testing import StubSequence
+from outrider.types import Offer
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
 
 def _rescan(tokens: Sequence[int], shortest: int, longest: int) -> tuple[int, int] | None:
-    """The definition: longest suffix first, then the latest earlier occurrence with a token after it."""
+    """The definition: longest suffix first, then the latest earlier occurrence with a token after it; and how many tokens
+    before that are the last ones of the text, up to sixteen."""
     for size in range(longest, shortest - 1, -1):
         suffix = list(tokens[-size:])
         for at in range(len(tokens) - 1, size - 1, -1):
             if len(tokens) >= size and list(tokens[at - size : at]) == suffix:
-                return at, size
+                return at, max(
+                    n for n in range(17) if n <= at and list(tokens[at - n : at]) == list(tokens)[len(tokens) - n :]
+                )
     return None
 
 
@@ -37,6 +41,18 @@ def test_the_index_equals_a_rescan(chunks: list[list[int]], sizes: tuple[int, in
         tokens += chunk
         index.extend(tokens)
         assert index.match(tokens) == _rescan(tokens, shortest, longest)
+
+
+@pytest.mark.parametrize(("same", "grade"), [(1, 1), (2, 2), (3, 3), (5, 4), (9, 8), (40, 16)])
+def test_an_offer_is_graded_by_how_much_is_the_same(same: int, grade: int) -> None:
+    drafter, repeated = NgramDrafter(1, 3), list(range(100, 100 + same))
+    sequence = StubSequence(0, [1, *repeated, 2, 3, *repeated])
+    drafter.open(sequence)
+    assert drafter.offers(sequence) == (Offer("ngram", grade),)
+    assert drafter.propose([sequence], [2])[0].tokens == (2, 3)
+    fresh = StubSequence(1, [1, 2, 3])
+    drafter.open(fresh)
+    assert drafter.offers(fresh) == ()
 
 
 @given(tokens=st.lists(st.integers(0, 9), min_size=1, max_size=12), start=st.integers(0, 11), count=st.integers(0, 30))

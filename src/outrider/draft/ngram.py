@@ -13,6 +13,10 @@ if TYPE_CHECKING:
     from outrider.types import Choice
 
 
+_GRADES = (16, 8, 4, 3, 2, 1)
+"""Lengths of what is the same that are told apart."""
+
+
 class NgramIndex:
     """Where each n-gram of one sequence last went on, kept up to date token by token.
 
@@ -41,17 +45,20 @@ class NgramIndex:
         self._indexed = len(tokens)
 
     def match(self, tokens: Sequence[int]) -> tuple[int, int] | None:
-        """Position to copy from and the size of the n-gram before it, or None when no suffix occurred before."""
+        """Position to copy from and how many tokens before it are the text's last ones, counted up to the largest
+        grade; None when no suffix occurred before.
+        """
         if self._matched[0] != len(tokens):
-            self._matched = (len(tokens), self._find(tuple(tokens[-self._sizes.start :])))
+            at = self._find(tuple(tokens[-self._sizes.start :]))
+            self._matched = (len(tokens), None if at is None else (at, _common(tokens, at)))
         return self._matched[1]
 
-    def _find(self, suffix: tuple[int, ...]) -> tuple[int, int] | None:
+    def _find(self, suffix: tuple[int, ...]) -> int | None:
         for size in self._sizes:
             if size <= len(suffix):
                 at = self._after.get(suffix[len(suffix) - size :])
                 if at is not None:
-                    return at, size
+                    return at
         return None
 
 
@@ -85,10 +92,12 @@ class NgramDrafter:
             self._indexes[sequence.id].extend(sequence.tokens)
 
     def offers(self, sequence: RequestState) -> tuple[Offer, ...]:
-        """The longer the n-gram found, the stronger."""
+        """The more tokens before it are the same, the stronger: a text that repeats itself goes on doing so."""
         self.sync([sequence])
         found = self._indexes[sequence.id].match(sequence.tokens)
-        return () if found is None else (Offer(self.name, found[1]),)
+        if found is None:
+            return ()
+        return (Offer(self.name, next(grade for grade in _GRADES if grade <= found[1])),)
 
     def propose_chosen(self, sequences: Sequence[RequestState], choices: Sequence[Choice]) -> list[Draft]:
         return self.propose(sequences, [choice.tokens for choice in choices])
@@ -102,6 +111,15 @@ class NgramDrafter:
             return Draft()
         found = self._indexes[sequence.id].match(sequence.tokens)
         return Draft() if found is None else Draft(copy_on(sequence.tokens, found[0], budget))
+
+
+def _common(tokens: Sequence[int], at: int) -> int:
+    """How many tokens before ``at`` are those at the end, in order, as far as grades count."""
+    last = len(tokens)
+    for back in range(1, min(at, _GRADES[0]) + 1):
+        if tokens[at - back] != tokens[last - back]:
+            return back - 1
+    return min(at, _GRADES[0])
 
 
 def copy_on(tokens: Sequence[int], start: int, count: int) -> tuple[int, ...]:
