@@ -18,15 +18,14 @@ if TYPE_CHECKING:
 
 
 def _rescan(tokens: Sequence[int], shortest: int, longest: int) -> tuple[int, int] | None:
-    """The definition: longest suffix first, then the latest earlier occurrence with a token after it; and how many tokens
-    before that are the last ones of the text, up to sixteen."""
+    """The definition: longest suffix first, then the latest earlier occurrence with a token after it; and how many
+    tokens before that are the last ones of the text, up to sixteen."""
+    text = list(tokens)
     for size in range(longest, shortest - 1, -1):
-        suffix = list(tokens[-size:])
-        for at in range(len(tokens) - 1, size - 1, -1):
-            if len(tokens) >= size and list(tokens[at - size : at]) == suffix:
-                return at, max(
-                    n for n in range(17) if n <= at and list(tokens[at - n : at]) == list(tokens)[len(tokens) - n :]
-                )
+        for at in range(len(text) - 1, size - 1, -1):
+            if len(text) >= size and text[at - size : at] == text[-size:]:
+                same = [n for n in range(1, min(16, at) + 1) if text[at - n : at] == text[-n:]]
+                return at, max(same)
     return None
 
 

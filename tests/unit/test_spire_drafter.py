@@ -351,11 +351,12 @@ def test_native_steps_are_those_of_torch(
     weights = small_draft()
     weights = replace(weights, config=replace(weights.config, **changes))
     table_VD = dict(random_weights(LLAMA))["model.embed_tokens.weight"].float()
-    embedding = native.module.Matrix.dense(native.module.Pool(1, native.level), table_VD.numpy())
+    pool = native.module.Pool(2, native.level)
+    embedding = native.module.Matrix.dense(pool, table_VD.numpy())
     sizes = {"slots": 2, "ring": 64, "max_model_len": 64}
     steps = (
         TorchSpireStep(weights, lambda ids: table_VD[list(ids)], **sizes),
-        NativeSpireStep(weights, native, embedding, **sizes),
+        NativeSpireStep(weights, native, pool, embedding, **sizes),
     )
     generator = torch.Generator().manual_seed(2)
     for turn in range(4):

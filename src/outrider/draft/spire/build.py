@@ -57,7 +57,7 @@ def _step(weights: SpireWeights, runner: DecoderRunner, most: int) -> SpireStep:
         "max_model_len": runner.max_model_len,
     }
     if isinstance(forward, NativeForward):
-        return NativeSpireStep(weights, forward.native, forward.weights.embedding, **sizes)
+        return NativeSpireStep(weights, forward.native, forward.pool, forward.weights.embedding, **sizes)
     assert isinstance(forward, TorchForward)
     table_VD = forward.weights.embedding
     return TorchSpireStep(weights, lambda ids: table_VD[list(ids)], **sizes)

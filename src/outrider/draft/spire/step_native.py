@@ -19,14 +19,21 @@ if TYPE_CHECKING:
 class NativeSpireStep:
     """As ``TorchSpireStep``, in int8 with int8 activations: a draft may be rough, it decides how fast and never what.
 
-    ``embedding``: the target's. A step this small takes less time than it takes to wake a second thread.
+    ``pool`` and ``embedding``: the target's, whose threads are awake when a draft is wanted.
     """
 
     def __init__(
-        self, weights: SpireWeights, native: Native, embedding: Matrix, *, slots: int, ring: int, max_model_len: int
+        self,
+        weights: SpireWeights,
+        native: Native,
+        pool: Pool,
+        embedding: Matrix,
+        *,
+        slots: int,
+        ring: int,
+        max_model_len: int,
     ) -> None:
         c = self.config = weights.config
-        pool = native.module.Pool(1, native.level)
         cos_PE, sin_PE = rotations(c, max_model_len)
         self._draft = native.module.SpireDraft(
             pool,
