@@ -27,8 +27,8 @@ _SOONEST, _LATEST = 8, 128
 """Rounds that an offer is passed over before it is tried, doubled with every trial that changes nothing."""
 _UNLIKELY, _UNLIKELY_PATIENCE = 0.2, 32
 """A first token less likely than this is not tried so soon, whoever asks first."""
-_DRAFT_PACE, _GUESSED_SHARE = 0.2, 0.02
-"""Of a plain step: what a draft token costs until it is seen."""
+_GUESSED_SHARE, _DRAFT_PACE = 0.02, 0.2
+"""What a draft token costs of a plain step until it is seen, and how fast what is seen counts."""
 
 
 @dataclass
