@@ -75,7 +75,7 @@ static void run_panel(const Packed& m, const Inputs& x, int rows, const Block& b
         run.acc = acc + size_t(row) * width;
         run.acc_stride = width;
         run.ahead = ahead + size_t(pass) * steps * lines * 64;
-        if (passes == 1) run.ahead = run.weights + (count <= 2 ? kNear : kFar);
+        if (passes == 1) run.ahead = run.weights + (count <= 3 ? kNear : kFar);
         run.ahead_lines = pass * lines < int(step_bytes / 64) ? lines : 0;
         run.matrix = &m;
         run.groups = x.groups;
