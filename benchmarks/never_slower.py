@@ -27,7 +27,7 @@ from outrider.bench.harness import measure
 from outrider.bench.record import Sample, Settings
 from outrider.bench.workloads import load_workload
 from outrider.hardware import processor, read_bandwidth
-from outrider.types import Draft, RequestState
+from outrider.testing import ScriptedDrafter
 
 PLAIN, AUTO, WRONG = "plain", "auto", "wrong"
 ALL = "all"
@@ -36,34 +36,14 @@ Ratios = Mapping[str, Mapping[str, float]]
 """By category, then by configuration: plain seconds over its own, median over prompts; geometric mean over all."""
 
 
-class WrongDrafter:
-    """Proposes tokens that have nothing to do with the text."""
-
-    name = "wrong"
-
-    def __init__(self, vocab_size: int) -> None:
-        self._vocab_size = vocab_size
-
-    def open(self, sequence: RequestState) -> None:
-        """Nothing to prepare."""
-
-    def close(self, sequence_id: int) -> None:
-        """Nothing to forget."""
-
-    def sync(self, sequences: Sequence[RequestState]) -> None:
-        """Nothing to bring up to date."""
-
-    def propose(self, sequences: Sequence[RequestState], budgets: Sequence[int]) -> list[Draft]:
-        return [
-            Draft(tuple((7919 * (len(sequence.tokens) + i)) % self._vocab_size for i in range(budget)))
-            for sequence, budget in zip(sequences, budgets, strict=True)
-        ]
-
-
 def subjects(llm: LLM, lengths: Sequence[int], methods: Sequence[dict[str, Any]]) -> list[EngineSubject]:
     """Plain, the controller's choice, the controller over a wrong drafter, and every fixed configuration."""
     wrong = llm.with_speculation({"method": "ngram"})
-    wrong.engine.drafter = WrongDrafter(llm.engine.runner.vocab_size)
+    vocab_size = llm.engine.runner.vocab_size
+    # Tokens that have nothing to do with the text.
+    wrong.engine.drafter = ScriptedDrafter(
+        lambda sequence, budget: [7919 * (len(sequence.tokens) + i) % vocab_size for i in range(budget)]
+    )
     made = {PLAIN: llm.with_speculation(None), AUTO: llm.with_speculation("auto"), WRONG: wrong}
     for method in methods:
         for k in lengths:

@@ -89,7 +89,7 @@ class LLM:
             max_model_len=max_model_len,
             trust_remote_code=trust_remote_code,
         )
-        self._curve_key = curve_key(model, self._dtype, quantization)
+        self._named = (model, self._dtype, quantization)
         # Of this model, so for all that share its weights.
         self._step_seconds: dict[int, float] = {}
         # One step at a time, also when several threads generate; they then share the batch.
@@ -181,7 +181,7 @@ class LLM:
 
     def _seconds_by_rows(self) -> Mapping[int, float]:
         """Of this model's passes, as calibrated, or as seen at a glance where nothing is under way."""
-        curve = cached_curve(self._curve_key)
+        curve = cached_curve(curve_key(*self._named))
         if curve is not None:
             return dict(enumerate(curve.seconds_by_rows(_USUAL_CONTEXT), start=1))
         with self._lock:

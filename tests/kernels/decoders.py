@@ -10,12 +10,11 @@ import numpy as np
 from numpy.typing import NDArray
 
 from tests.kernels import reference
-from tests.kernels.recipes import DENSE, Format, make_recipe
+from tests.kernels.random_weights import Floats, RandomWeights
+from tests.kernels.recipes import DENSE, Format
 
 if TYPE_CHECKING:
     from outrider.kernels import _native as kernels
-
-Floats = NDArray[np.float32]
 
 
 @dataclass(frozen=True)
@@ -200,22 +199,20 @@ def decoder_arguments(shape: Shape) -> dict[str, Any]:
     }
 
 
-class Weights:
-    """A stream of random matrices and norms that is the same for every module."""
+class Weights(RandomWeights):
+    """What a model of this shape is made of."""
 
     def __init__(self, module: Any, shape: Shape, pool: Any) -> None:
-        self.module, self.shape, self.pool = module, shape, pool
-        self._drawn = 1000 * shape.seed
+        super().__init__(module, shape.form, shape.seed, pool)
+        self.shape = shape
 
     def ends(self) -> dict[str, Any]:
         """Embedding, head and the norm between them."""
         shape = self.shape
         if shape.poisoned:
             assert not shape.tied, "a poisoned head would spoil every row"
-            table_VD = self._random(shape.vocab, shape.hidden)
-            table_VD[:2] = np.array([[np.nan], [np.inf]])
             return {
-                "embedding": self.module.Matrix.dense(self.pool, table_VD),
+                "embedding": self.poisoned_table(shape.vocab, shape.hidden),
                 "head": self.matrix(shape.vocab, shape.hidden),
                 "norm_D": self.norm(shape.hidden),
             }
@@ -239,21 +236,6 @@ class Weights:
             "down": self.matrix(width, shape.inner, bias=shape.bias),
             "post_mlp_norm_D": self.norm(width) if shape.post_norms else None,
         }
-
-    def norm(self, width: int) -> Floats:
-        norm_D: Floats = (1 + 0.1 * self._random(1, width)[0]).astype(np.float32)
-        return norm_D
-
-    def matrix(self, outputs: int, inputs: int, *, bias: bool = False, gate: reference.Gate = "") -> Any:
-        recipe = make_recipe(self.shape.form, outputs, inputs, self._seed(), bias=bias, gate=gate)
-        return recipe.built_by(self.module, self.pool)
-
-    def _random(self, *shape: int) -> Floats:
-        return np.random.default_rng(self._seed()).normal(size=shape).astype(np.float32)
-
-    def _seed(self) -> int:
-        self._drawn += 1
-        return self._drawn
 
 
 def with_form(shape: Shape, form: Format) -> Shape:

@@ -10,13 +10,13 @@ import numpy as np
 from numpy.typing import NDArray
 
 from tests.kernels import reference
-from tests.kernels.recipes import DENSE, Format, make_recipe
+from tests.kernels.random_weights import Floats, RandomWeights
+from tests.kernels.recipes import DENSE, Format
 from tests.kernels.reference_spire import SpireDraft as Reference
 
 if TYPE_CHECKING:
     from outrider.kernels import _native as kernels
 
-Floats = NDArray[np.float32]
 Own = tuple[int, int, int]
 """A draft token to run: slot, position, token."""
 
@@ -154,21 +154,19 @@ def draft_arguments(shape: Shape) -> dict[str, Any]:
     }
 
 
-class Weights:
-    """A stream of random matrices and norms that is the same for every module."""
+class Weights(RandomWeights):
+    """What a model of this shape is made of."""
 
     def __init__(self, module: Any, shape: Shape, pool: Any) -> None:
-        self.module, self.shape, self.pool = module, shape, pool
-        self._drawn = 1000 * shape.seed
+        super().__init__(module, shape.form, shape.seed, pool)
+        self.shape = shape
 
     def ends(self) -> dict[str, Any]:
         """Embedding, head and the norm before it."""
         shape = self.shape
         embedding = self.matrix(shape.vocab, shape.hidden)
         if shape.poisoned:
-            table_VD = self._random(shape.vocab, shape.hidden)
-            table_VD[:2] = np.array([[np.nan], [np.inf]])
-            embedding = self.module.Matrix.dense(self.pool, table_VD)
+            embedding = self.poisoned_table(shape.vocab, shape.hidden)
         return {
             "embedding": embedding,
             "head": self.matrix(shape.draft_vocab, shape.hidden),
@@ -187,18 +185,3 @@ class Weights:
             "gate_up": self.matrix(shape.inner, shape.hidden, gate="silu"),
             "down": self.matrix(shape.hidden, shape.inner),
         }
-
-    def norm(self, width: int) -> Floats:
-        norm_D: Floats = (1 + 0.1 * self._random(1, width)[0]).astype(np.float32)
-        return norm_D
-
-    def matrix(self, outputs: int, inputs: int, *, gate: reference.Gate = "") -> Any:
-        recipe = make_recipe(self.shape.form, outputs, inputs, self._seed(), bias=False, gate=gate)
-        return recipe.built_by(self.module, self.pool)
-
-    def _random(self, *shape: int) -> Floats:
-        return np.random.default_rng(self._seed()).normal(size=shape).astype(np.float32)
-
-    def _seed(self) -> int:
-        self._drawn += 1
-        return self._drawn

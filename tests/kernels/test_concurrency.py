@@ -14,8 +14,9 @@ from functools import partial
 import numpy as np
 import pytest
 
-from tests.kernels.decoders import LLAMA, Floats, Subject, Weights, build, decoder_arguments, random_tokens
+from tests.kernels.decoders import LLAMA, Subject, Weights, build, decoder_arguments, random_tokens
 from tests.kernels.native import LEVELS, kernels, pool
+from tests.kernels.random_weights import Floats
 from tests.kernels.recipes import DENSE, make_inputs, make_recipe, same_bits
 
 at_all_levels = pytest.mark.parametrize("level", LEVELS)

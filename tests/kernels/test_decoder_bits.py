@@ -13,7 +13,6 @@ from tests.kernels.decoders import (
     QWEN2,
     QWEN3,
     Feed,
-    Floats,
     Shape,
     Subject,
     Weights,
@@ -23,6 +22,7 @@ from tests.kernels.decoders import (
     with_form,
 )
 from tests.kernels.native import LEVELS, THREADS, kernels, pool
+from tests.kernels.random_weights import Floats
 from tests.kernels.recipes import named, same_bits
 
 SHAPES: dict[str, Shape] = {

@@ -7,8 +7,9 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from tests.kernels.decoders import GEMMA, LLAMA, Feed, Floats, Shape, build, random_tokens, with_form
+from tests.kernels.decoders import GEMMA, LLAMA, Feed, Shape, build, random_tokens, with_form
 from tests.kernels.native import LEVELS, THREADS, pool
+from tests.kernels.random_weights import Floats
 from tests.kernels.recipes import named, same_bits
 
 # Blocks of 16 to 512 keys have borders next to these.

@@ -11,13 +11,13 @@ from hypothesis import strategies as st
 
 from tests.kernels import reference
 from tests.kernels.native import LEVELS, THREADS, kernels, pool
+from tests.kernels.random_weights import Floats
 from tests.kernels.recipes import FORMATS, SETTINGS, Format, same_bits
 from tests.kernels.spires import (
     ODD,
     SELF,
     SMALL,
     WIDE,
-    Floats,
     Shape,
     Subject,
     Weights,

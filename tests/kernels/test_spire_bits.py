@@ -8,8 +8,9 @@ import numpy as np
 import pytest
 
 from tests.kernels.native import LEVELS, THREADS, pool
+from tests.kernels.random_weights import Floats
 from tests.kernels.recipes import named, same_bits
-from tests.kernels.spires import ODD, SELF, SMALL, WIDE, Floats, Shape, Subject, build
+from tests.kernels.spires import ODD, SELF, SMALL, WIDE, Shape, Subject, build
 
 SHAPES: dict[str, Shape] = {
     "small float32": SMALL,

@@ -11,8 +11,9 @@ import pytest
 
 from tests.kernels import reference
 from tests.kernels.native import LEVELS, kernels, pool
+from tests.kernels.random_weights import Floats
 from tests.kernels.recipes import same_bits
-from tests.kernels.spires import SMALL, Floats, Subject, Weights, build, class_of, draft_arguments, ints, step_arrays
+from tests.kernels.spires import SMALL, Subject, Weights, build, class_of, draft_arguments, ints, step_arrays
 
 if kernels is reference:
     pytest.skip("the reference of a SPIRe draft refuses nothing", allow_module_level=True)

@@ -64,10 +64,12 @@ class GoodputController:
 
     def choose(self, sequences: Sequence[RequestState], offers: Sequence[Sequence[Offer]]) -> list[Choice]:
         """The best offer of each sequence, and as much of each as pays for all together."""
+        if not sequences:
+            return []
         batch = len(sequences)
         plain, more = self._cost.seconds(batch), self._cost.seconds(4 * batch)
         # A share of the step, and what a row costs where the others go on as they are.
-        share, row = plain / max(batch, 1), (more - plain) / max(3 * batch, 1)
+        share, row = plain / batch, (more - plain) / (3 * batch)
         guesses = [
             [self._guess(sequence.id, offer, share, row) for offer in each]
             for sequence, each in zip(sequences, offers, strict=True)
@@ -108,7 +110,7 @@ class GoodputController:
         batch = len(survivals)
         slots = sorted(((chance, i) for i, each in enumerate(survivals) for chance in each), reverse=True)
         step = self._cost.table(batch, batch + len(slots))
-        tokens, drafting, taken, best_rate = float(batch), 0.0, 0, _CLEAR_GAIN * batch / max(step[0], 1e-12)
+        tokens, drafting, taken, best_rate = float(batch), 0.0, 0, _CLEAR_GAIN * batch / step[0]
         for count, (chance, sequence) in enumerate(slots, start=1):
             tokens, drafting = tokens + chance, drafting + seconds[sequence]
             rate = tokens / (step[count] + drafting)

@@ -44,11 +44,15 @@ class Drafter(Protocol):
 
 
 class OfferingDrafter(Drafter, Protocol):
-    """A drafter that says before drafting how good its guess is, or has several kinds of guesses to choose from."""
+    """A drafter that says before drafting how good its guess is, or that it has none."""
 
     def offers(self, sequence: RequestState) -> tuple[Offer, ...]:
         """What it could propose now, best first; nothing where it has no guess. Brings its state up to date."""
         ...
+
+
+class ChoosingDrafter(OfferingDrafter, Protocol):
+    """A drafter with several kinds of guesses, so that it must know which was chosen."""
 
     def propose_chosen(self, sequences: Sequence[RequestState], choices: Sequence[Choice]) -> list[Draft]:
         """``propose``, from the offers that were chosen."""
@@ -71,7 +75,7 @@ def offers_of(drafter: Drafter, sequence: RequestState) -> tuple[Offer, ...]:
 def propose_chosen(drafter: Drafter, sequences: Sequence[RequestState], choices: Sequence[Choice]) -> list[Draft]:
     """Drafts of any drafter, as chosen from its offers."""
     if hasattr(drafter, "propose_chosen"):
-        return cast("OfferingDrafter", drafter).propose_chosen(sequences, choices)
+        return cast("ChoosingDrafter", drafter).propose_chosen(sequences, choices)
     return drafter.propose(sequences, [choice.tokens for choice in choices])
 
 

@@ -10,8 +10,6 @@ from outrider.types import Draft, Offer, RequestState
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from outrider.types import Choice
-
 
 _GRADES = (16, 8, 4, 3, 2, 1)
 """Lengths of what is the same that are told apart."""
@@ -98,9 +96,6 @@ class NgramDrafter:
         if found is None:
             return ()
         return (Offer(self.name, next(grade for grade in _GRADES if grade <= found[1])),)
-
-    def propose_chosen(self, sequences: Sequence[RequestState], choices: Sequence[Choice]) -> list[Draft]:
-        return self.propose(sequences, [choice.tokens for choice in choices])
 
     def propose(self, sequences: Sequence[RequestState], budgets: Sequence[int]) -> list[Draft]:
         self.sync(sequences)

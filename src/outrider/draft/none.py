@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from outrider.types import Choice, Draft, Offer, RequestState
+from outrider.types import Draft, Offer, RequestState
 
 
 class NoDrafter:
@@ -25,10 +25,6 @@ class NoDrafter:
         """Nothing."""
         del sequence
         return ()
-
-    def propose_chosen(self, sequences: Sequence[RequestState], choices: Sequence[Choice]) -> list[Draft]:
-        del choices
-        return [Draft() for _ in sequences]
 
     def propose(self, sequences: Sequence[RequestState], budgets: Sequence[int]) -> list[Draft]:
         del budgets

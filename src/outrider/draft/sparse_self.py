@@ -17,14 +17,13 @@ from outrider.draft.spire.config import SpireConfig
 from outrider.draft.spire.drafter import SpireDrafter
 from outrider.draft.spire.step_torch import TorchSpireStep
 from outrider.draft.spire.weights import SpireWeights
-from outrider.draft.target_blocks import block_of_target, head_rows
-from outrider.errors import CapabilityError
+from outrider.draft.target_blocks import block_of_target, decoder_of, head_rows
 from outrider.models.checkpoint import read_tensors
-from outrider.models.decoder import DecoderRunner
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
+    from outrider.models.decoder import DecoderRunner
     from outrider.models.decoder_config import DecoderConfig
     from outrider.models.load import LoadedModel
 
@@ -44,12 +43,7 @@ def build_sparse_self(target: LoadedModel, most: int, dtype: str) -> SparseSelfD
     Raises CapabilityError for a target that Outrider's own decoder does not run, ModelError for one whose blocks are
     not plain Llama's.
     """
-    runner = target.runner
-    if not isinstance(runner, DecoderRunner):
-        raise CapabilityError(
-            f"speculative_config: method='sparse_self' reads activations of Outrider's own decoder, which does not run "
-            f"{runner.name}; use method='ngram' or 'draft_model'"
-        )
+    runner = decoder_of(target, SparseSelfDrafter.name)
     # First, so that a family that cannot be had is refused before its weights are read.
     own_config(runner.config)
     tensors = dict(read_tensors(target.files, getattr(torch, dtype)))

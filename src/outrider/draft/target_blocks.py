@@ -1,10 +1,17 @@
-"""A target's plain Llama blocks as a SPIRe draft holds them: fused, float32."""
+"""A target whose states and blocks a draft is made of: its decoder, and its plain Llama blocks, fused, float32."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
+from typing import TYPE_CHECKING
 
 import torch
+
+from outrider.errors import CapabilityError
+from outrider.models.decoder import DecoderRunner
+
+if TYPE_CHECKING:
+    from outrider.models.load import LoadedModel
 
 _PARTS = {
     "input_norm": ("input_layernorm",),
@@ -15,6 +22,17 @@ _PARTS = {
     "gate_up": ("mlp.gate_proj", "mlp.up_proj"),
     "down": ("mlp.down_proj",),
 }
+
+
+def decoder_of(target: LoadedModel, method: str) -> DecoderRunner:
+    """The target's runner, if it hands out states. Raises CapabilityError naming the drafter that needs them."""
+    runner = target.runner
+    if isinstance(runner, DecoderRunner):
+        return runner
+    raise CapabilityError(
+        f"speculative_config: method={method!r} reads activations of Outrider's own decoder, which does not run "
+        f"{runner.name}; use method='ngram' or 'draft_model'"
+    )
 
 
 def block_of_target(tensors: Mapping[str, torch.Tensor], block: int) -> dict[str, torch.Tensor]:

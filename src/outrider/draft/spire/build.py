@@ -10,10 +10,11 @@ from outrider.draft.spire.drafter import SpireDrafter, SpireStep
 from outrider.draft.spire.step_native import NativeSpireStep
 from outrider.draft.spire.step_torch import TorchSpireStep
 from outrider.draft.spire.weights import SpireWeights, load
+from outrider.draft.target_blocks import decoder_of
 from outrider.errors import CapabilityError
-from outrider.models.decoder import DecoderRunner
 
 if TYPE_CHECKING:
+    from outrider.models.decoder import DecoderRunner
     from outrider.models.load import LoadedModel
 
 
@@ -22,12 +23,7 @@ def build_spire(folder: Path, target: LoadedModel, most: int, floor: float = 0.0
 
     Raises ModelError for a folder that holds none, and CapabilityError for a target that it was not made for.
     """
-    runner = target.runner
-    if not isinstance(runner, DecoderRunner):
-        raise CapabilityError(
-            f"speculative_config: method='spire' reads activations of Outrider's own decoder, which does not run "
-            f"{runner.name}; use method='ngram' or 'draft_model'"
-        )
+    runner = decoder_of(target, SpireDrafter.name)
     weights = load(folder)
     _check_fit(weights.config, runner, folder)
     sizes = {"max_num_seqs": runner.max_num_seqs, "max_model_len": runner.max_model_len, "most": most}

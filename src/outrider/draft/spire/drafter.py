@@ -19,7 +19,6 @@ if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
     from outrider.draft.spire.config import SpireConfig
-    from outrider.types import Choice
 
 
 class SpireStep(Protocol):
@@ -99,9 +98,6 @@ class SpireDrafter:
     def offers(self, sequence: RequestState) -> tuple[Offer, ...]:
         """Nothing before the target has read the prompt: its states are what drafts are made from."""
         return (Offer(self.name),) if self._ready(sequence) else ()
-
-    def propose_chosen(self, sequences: Sequence[RequestState], choices: Sequence[Choice]) -> list[Draft]:
-        return self.propose(sequences, [choice.tokens for choice in choices])
 
     def propose(self, sequences: Sequence[RequestState], budgets: Sequence[int]) -> list[Draft]:
         rows: dict[int, Drafting] = {}
