@@ -57,6 +57,14 @@ def test_rounds_without_a_draft_are_counted() -> None:
     assert always.estimate.drafting == 1.0
 
 
+def test_lengths_that_the_engine_chose_say_nothing_of_the_drafter() -> None:
+    chosen = sample("auto", 0, ((2, 2), (1, 0), (0, 0)))
+    (measured,) = read_measured(record(PLAIN, chosen, FEW, auto={"method": "auto"}, ngram=NGRAM), "r.json")
+    assert measured.configuration == "ngram"
+    with pytest.raises(ConfigError, match=r"the engine chose its draft lengths here.*--k 4"):
+        read_measured(record(PLAIN, chosen, auto={"method": "auto", "num_speculative_tokens": None}), "r.json")
+
+
 def test_settings_are_pooled_by_rounds() -> None:
     (measured,) = read_measured(record(PLAIN, FEW, MORE, ngram=NGRAM), "r.json")
     assert measured.rounds == 8

@@ -30,9 +30,10 @@ from outrider.models.decoder import DecoderRunner
 from outrider.models.load import LoadedModel
 from outrider.models.toy import ToyRunner
 from outrider.sampling.params import SamplingParams
+from outrider.testing import StubSequence
 from outrider.train.methods.spire.model import SpireModule
 from outrider.train.methods.spire.train import start_from_target
-from outrider.types import Choice, Draft, RequestState
+from outrider.types import Choice, Draft, Offer, RequestState
 from tests.support import GREEDY, MODEL, LetterTokenizer
 from tests.unit.decoders import BACKENDS, VOCAB, families, on, random_weights, reference
 from tests.unit.decoders import load as load_decoder
@@ -220,6 +221,20 @@ def test_a_length_beyond_the_context_takes_no_memory(runner: DecoderRunner, k: i
         assert output.outputs == generate(runner, NoDrafter(), PROMPTS[:1], GREEDY)[0].outputs
 
 
+def test_nothing_is_offered_before_the_prompt_was_read(runner: DecoderRunner, tmp_path: Path) -> None:
+    """A round that cannot draft is no refusal of drafts; what a slot knew of another sequence counts for nothing."""
+    save(small_draft(), tmp_path, {}, int8=False)
+    drafter = build_spire(tmp_path, target_of(runner), K)
+    sequence, states_LND = StubSequence(7, PROMPTS[0]), torch.zeros(2, len(PROMPTS[0]), runner.config.hidden_size)
+    assert drafter.offers(sequence) == ()
+    for _ in range(2):
+        drafter.open(sequence)
+        assert drafter.offers(sequence) == ()
+        drafter.remember(sequence.id, 0, states_LND[:, :-1])
+        assert drafter.offers(sequence) == (Offer("spire"),)
+        drafter.close(sequence.id)
+
+
 def test_slots_are_given_back(runner: DecoderRunner, tmp_path: Path) -> None:
     save(small_draft(), tmp_path, {}, int8=False)
     drafter = build_spire(tmp_path, target_of(runner), K)
@@ -370,3 +385,8 @@ def test_native_steps_are_those_of_torch(
             drafts.append(torch.stack(logits))
         wanted, got = drafts
         assert float((got - wanted).norm() / wanted.norm()) < tolerance
+    for step in steps:
+        seen = step.step([3], [1], [25])
+        step.close(1)
+        alone = step.step([3], [1], [25])
+        assert not torch.equal(seen, alone), "what was remembered is forgotten"
