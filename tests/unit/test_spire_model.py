@@ -10,8 +10,8 @@ import pytest
 import torch
 
 from outrider.draft.spire.step_torch import TorchSpireStep
-from outrider.train.methods.spire.loss import mixed_loss
 from outrider.train.methods.spire.model import Segments, SpireModule
+from outrider.train.mixed_loss import mixed_loss
 from tests.unit.spires import POSITIONS, TINY, VARIANTS, module_of, segments_of, sequential, weights_of
 
 STARTS = [0, 2, 30]

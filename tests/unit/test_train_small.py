@@ -27,7 +27,7 @@ from outrider.train.methods.small.export import save_small, whole_model
 from outrider.train.methods.small.loss import small_loss
 from outrider.train.methods.small.model import SmallModule
 from outrider.train.methods.small.train import SmallTraining
-from outrider.train.methods.spire.loss import mixed_loss
+from outrider.train.mixed_loss import mixed_loss
 from outrider.train.texts import TextSampler
 from tests.unit.decoders import SMALL, SMOLLM2, VOCAB, families, load, random_weights
 from tests.unit.test_train_data import documents

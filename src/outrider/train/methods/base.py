@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from outrider.train.capture import CaptureStore
     from outrider.train.config import TrainConfig
     from outrider.train.continuations import Document
-    from outrider.train.methods.spire.loss import Losses
+    from outrider.train.mixed_loss import Losses
 
 Batch = TypeVar("Batch")
 Batch_co = TypeVar("Batch_co", covariant=True)

@@ -7,7 +7,7 @@ from dataclasses import replace
 
 import torch
 
-from outrider.train.methods.spire.loss import Losses, mixed_loss
+from outrider.train.mixed_loss import Losses, mixed_loss
 
 
 def small_loss(p_RV: torch.Tensor, logits_RV: torch.Tensor, left_out: int, omega: float, hard: bool) -> Losses:
@@ -22,4 +22,4 @@ def small_loss(p_RV: torch.Tensor, logits_RV: torch.Tensor, left_out: int, omega
     whole_RV = torch.cat((logits_RV.float(), rest_R1), -1)
     losses = mixed_loss(torch.nn.functional.pad(p_RV, (0, 1)), whole_RV, omega, hard)
     # The column is many tokens, so it is never the likeliest.
-    return replace(losses, hits=(p_RV.argmax(-1) == logits_RV.argmax(-1)).sum().detach())
+    return replace(losses, hits=(p_RV.argmax(-1) == logits_RV.argmax(-1)).sum().to(losses.hits))

@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from collections.abc import Mapping
 
     from outrider.train.config import TrainConfig
-    from outrider.train.methods.spire.loss import Losses
+    from outrider.train.mixed_loss import Losses
     from outrider.train.texts import TextBatch
 
 

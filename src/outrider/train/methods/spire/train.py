@@ -10,8 +10,8 @@ from outrider.draft.spire.config import SpireConfig
 from outrider.draft.target_blocks import block_of_target, head_rows
 from outrider.errors import ConfigError
 from outrider.train.law import target_law
-from outrider.train.methods.spire.loss import Losses, mixed_loss
 from outrider.train.methods.spire.model import Segments, SpireModule
+from outrider.train.mixed_loss import Losses, mixed_loss
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
