@@ -14,6 +14,8 @@ METHODS: Final = {
     "spire": "SpireMethod",
     # A plain small language model, the article's vanilla draft.
     "small": "SmallMethod",
+    # A SPIRe draft's blocks without target activations and feedback memory.
+    "pruned": "PrunedMethod",
 }
 """Folder of each method, and the class in its ``method.py``."""
 

@@ -23,28 +23,41 @@ if TYPE_CHECKING:
 class SmallMethod:
     """A language model of its own. It reads the captures of the SPIRe draft that has the same ``reads``."""
 
-    unused = ("feedback", "sees_itself", "pruned_init", "k")
+    unused: tuple[str, ...] = ("feedback", "sees_itself", "pruned_init", "k")
 
     def check(self, config: TrainConfig, runner: DecoderRunner) -> None:
         """Nothing to refuse: it shares the target's vocabulary, and no shape."""
 
     def begin(self, config: TrainConfig, material: Material) -> tuple[SmallTraining, TextSampler]:
         """As many positions a step as a SPIRe draft learns of ``batch`` segments."""
-        runner, store = material.runner, material.store
-        small = SmallConfig.of_target(
-            runner.config, draft_vocab_size=len(material.draft_ids), max_positions=runner.max_model_len
+        task = SmallTraining(config, self.shape(material), material.tensors, material.draft_ids, material.about)
+        return task, self.batches(config, material)
+
+    def shape(self, material: Material) -> SmallConfig:
+        """An eighth of the target's blocks."""
+        return SmallConfig.of_target(
+            material.runner.config,
+            draft_vocab_size=len(material.draft_ids),
+            max_positions=material.runner.max_model_len,
         )
-        task = SmallTraining(config, small, material.tensors, material.draft_ids, material.about)
-        positions = config.batch * config.segment
-        return task, TextSampler(
-            store.rows(), store.documents, material.documents, positions=positions, seed=config.seed
+
+    def batches(self, config: TrainConfig, material: Material) -> TextSampler:
+        """Whole texts of the material."""
+        store = material.store
+        return TextSampler(
+            store.rows(),
+            store.documents,
+            material.documents,
+            positions=config.batch * config.segment,
+            seed=config.seed,
         )
 
     def export(self, state: Mapping[str, Any], run: Path, folder: Path, *, int8: bool) -> str:
         """A Hugging Face folder, with the tokenizer of the target that the run names."""
         if int8:
+            method = state["config"]["method"]
             raise ConfigError(
-                f"{run} holds a draft of method 'small', which is stored in float32; leave --int8 out, and load it "
+                f"{run} holds a draft of method {method!r}, which is stored in float32; leave --int8 out, and load it "
                 "with quantization='int8'"
             )
         draft = state["draft"]
