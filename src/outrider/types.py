@@ -41,6 +41,8 @@ class Offer:
     drafter: str
     strength: int = 0
     """The drafter's own grade of its guess, from what is committed."""
+    behind: int = field(default=0, compare=False)
+    """Committed tokens that it must catch up on before it drafts, beyond what a draft in every round leaves it."""
 
 
 @dataclass(frozen=True)

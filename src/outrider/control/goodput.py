@@ -29,6 +29,8 @@ _UNLIKELY, _UNLIKELY_PATIENCE = 0.2, 32
 """A first token less likely than this is not tried so soon, whoever asks first."""
 _GUESSED_SHARE, _DRAFT_PACE = 0.02, 0.2
 """What a draft token costs of a plain step until it is seen, and how fast what is seen counts."""
+_TRIAL_SHARE = 0.01
+"""Of all time, what may go into catching up for drafts that are only tried."""
 
 
 @dataclass
@@ -59,6 +61,8 @@ class GoodputController:
         self._cost = cost or StepCost()
         self._draft_seconds: dict[str, float] = {}
         """Of one draft token, by drafter."""
+        self._owed: dict[str, float] = {}
+        """Seconds that a drafter took to catch up and that later steps have yet to make up for."""
         self._book = SurvivalBook(most)
         self._passed: dict[int, dict[Offer, _Passed]] = {}
 
@@ -90,6 +94,9 @@ class GoodputController:
                 passed.patience = _SOONEST
         if trace.prompt_rows == 0 and trace.rounds:
             self._cost.observe(trace.rows, trace.seconds.total - trace.seconds.draft)
+            self._owed = {
+                drafter: owed - _TRIAL_SHARE * trace.seconds.total for drafter, owed in self._owed.items() if owed > 0
+            }
             self._observe_drafting(trace.rounds, trace.seconds.draft)
 
     def close(self, sequence_id: int) -> None:
@@ -133,7 +140,7 @@ class GoodputController:
                 here.rounds, here.patience = 0, _SOONEST
                 continue
             here.rounds += 1
-            if here.rounds > here.patience:
+            if here.rounds > here.patience and self._owed.get(guess.offer.drafter, 0.0) <= 0:
                 here.rounds, here.patience = 0, min(_LATEST, 2 * here.patience)
                 here.instead_of_none = choice.tokens == 0
                 return Choice(max(1, guess.tokens), guess.offer)
@@ -145,13 +152,22 @@ class GoodputController:
     def _observe_drafting(self, rounds: Sequence[RoundTrace], seconds: float) -> None:
         """Who drafted in a step shares its time by what each was expected to take."""
         expected: dict[str, float] = {}
+        late: set[str] = set()
         for each in rounds:
             offer, asked = each.choice.offer, each.choice.tokens
             if offer is not None and asked:
                 # Where a draft ended early, the token that was doubted took its time too.
                 tokens = min(asked, each.drafted + 1)
                 expected[offer.drafter] = expected.get(offer.drafter, 0.0) + tokens * self._drafting(offer.drafter)
+                late |= {offer.drafter} if offer.behind else set()
         if not expected or seconds <= 0:
+            return
+        excess = seconds - sum(expected.values())
+        if late and excess > 0:
+            # After a pause a drafter reads first what was said meanwhile. That is part of what trying it costs, so
+            # trials wait until it is made up for; a draft token costs none of it while drafts are in use, and if it
+            # were taken for dear now nothing would be learnt to the contrary while it is not used.
+            self._owed |= {drafter: self._owed.get(drafter, 0.0) + excess / len(late) for drafter in late}
             return
         ratio = max(0.5, min(2.0, seconds / sum(expected.values()))) ** _DRAFT_PACE
         self._draft_seconds |= {drafter: ratio * self._drafting(drafter) for drafter in expected}

@@ -28,15 +28,17 @@ class Drafter(Protocol):
     def sync(self, sequences: Sequence[RequestState]) -> None:
         """Bring the drafter's state to exactly the committed tokens but the last.
 
-        Called every round for the sequences that ``propose`` is not: those with budget 0 and those whose prompt is
-        still being read. A long prompt may take several calls.
+        Called for sequences whose prompt is still being read, so that their first draft does not keep neighbours
+        waiting; a long prompt may take several calls. A round without a draft calls nothing: it is plain decoding, and
+        costs what that costs.
         """
         ...
 
     def propose(self, sequences: Sequence[RequestState], budgets: Sequence[int]) -> list[Draft]:
         """One draft per sequence, of at most its budget; fewer tokens, or none, is always allowed.
 
-        First does what ``sync`` does, for these sequences: drafting from stale state would be exact, and slow.
+        First does what ``sync`` does, for these sequences, however many rounds went by without one of theirs: drafting
+        from stale state would be exact, and slow.
 
         ``Draft.logq_KV`` is what each token was really drawn from, or None for a point mass.
         """

@@ -4,7 +4,12 @@ Lengths of one sequence over a round, L committed tokens, k drafted (positions l
 
     before propose   [0 ........ L-1)                     committed tokens but the last
     after propose    [0 ........ L-1) L-1 [d0 .. d(k-2)]   the last draft token is never fed
-    next round       the longest prefix that was committed stays; what lacks is fed with the pending token
+    next draft       the longest prefix that was committed stays; what lacks is fed with the pending token
+
+What lacks is a token or two where every round drafts, and whatever was committed meanwhile after rounds that did not:
+they cost nothing here, and their tokens are read in one go when a draft is wanted again. Where the runner's rows depend
+on their own sequence only (``deterministic_shape``) its drafts are then those it would have made had it kept up; where
+they depend on how a text was cut into passes, they are those up to rounding.
 """
 
 from __future__ import annotations
@@ -15,12 +20,15 @@ from typing import TYPE_CHECKING
 from outrider.draft.drafting import Drafting, begin
 from outrider.errors import CapabilityError
 from outrider.models.base import Feed, TargetRunner
-from outrider.types import Draft, RequestState
+from outrider.types import Draft, Offer, RequestState
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
     import torch
+
+_IN_STEP = 2
+"""Tokens that lack where every round drafts: the pending one, and the last of a draft that was kept whole."""
 
 
 @dataclass
@@ -79,6 +87,13 @@ class ModelDrafter:
                 reach = self._slots[sequence.id].committed + self._chunk
                 goals[sequence.id] = (sequence, min(len(sequence.tokens) - 1, reach), 0)
         self._feed_committed(goals)
+
+    def offers(self, sequence: RequestState) -> tuple[Offer, ...]:
+        """Itself where it has room, with what it must read first."""
+        if not self._seat(sequence):
+            return ()
+        lacking = len(sequence.tokens) - self._agreed(sequence)
+        return (Offer(self.name, behind=max(0, lacking - _IN_STEP)),)
 
     def propose(self, sequences: Sequence[RequestState], budgets: Sequence[int]) -> list[Draft]:
         goals: dict[int, tuple[RequestState, int, int]] = {}
@@ -146,14 +161,19 @@ class ModelDrafter:
     def _rewind(self, sequence: RequestState) -> None:
         """Drop guesses that were not committed; at least the last committed token is left to feed."""
         slot = self._slots[sequence.id]
-        kept = slot.committed
-        for guess in slot.guessed:
-            if kept >= len(sequence.tokens) or sequence.tokens[kept] != guess:
-                break
-            kept += 1
-        slot.committed = min(kept, len(sequence.tokens) - 1)
+        slot.committed = min(self._agreed(sequence), len(sequence.tokens) - 1)
         slot.guessed.clear()
         self._runner.commit(sequence.id, slot.committed)
+
+    def _agreed(self, sequence: RequestState) -> int:
+        """How many of the sequence's tokens the slot holds, with the guesses that came true."""
+        slot, tokens = self._slots[sequence.id], sequence.tokens
+        kept = slot.committed
+        for guess in slot.guessed:
+            if kept >= len(tokens) or tokens[kept] != guess:
+                break
+            kept += 1
+        return kept
 
     def _seat(self, sequence: RequestState) -> bool:
         if len(sequence.tokens) > self._runner.max_model_len:

@@ -65,7 +65,6 @@ class SeveralDrafter:
         pairs = list(zip(sequences, choices, strict=True))
         for drafter in self.drafters:
             mine = [(seq, c) for seq, c in pairs if c.offer is not None and c.offer.drafter == drafter.name]
-            drafter.sync([seq for seq, c in pairs if c.offer is None or c.offer.drafter != drafter.name])
             if mine:
                 proposed = propose_chosen(drafter, [seq for seq, _ in mine], [c for _, c in mine])
                 drafts |= {seq.id: draft for (seq, _), draft in zip(mine, proposed, strict=True)}

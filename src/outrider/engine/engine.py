@@ -228,9 +228,11 @@ class Engine:
         return offers if wanted is None else tuple(offer for offer in offers if offer.drafter == wanted)
 
     def _propose(self, batch: Batch, choices: list[Choice]) -> list[Draft]:
-        idle = [seq for seq, choice in zip(batch.ready, choices, strict=True) if choice.tokens == 0]
         active = [(seq, choice) for seq, choice in zip(batch.ready, choices, strict=True) if choice.tokens > 0]
-        self.drafter.sync([*idle, *(seq for seq, _ in batch.filling)])
+        # Prompts are read along; a round without a draft asks nothing of the drafter: it is plain decoding at its cost.
+        reading = [seq for seq, _ in batch.filling if seq.params.speculation.num_speculative_tokens != 0]
+        if reading:
+            self.drafter.sync(reading)
         proposed = propose_chosen(self.drafter, [seq for seq, _ in active], [c for _, c in active]) if active else []
         drafts = {seq.id: draft for (seq, _), draft in zip(active, proposed, strict=True)}
         vocab = self.runner.vocab_size

@@ -3,11 +3,15 @@
 Positions of one sequence, L committed tokens, before a round: the target's states of 0 .. L-2 are remembered; the last
 token has none yet. It is the draft's first input, at position L-1, and what the draft made of it is remembered in its
 place until the target's states of that position come with the round.
+
+States that come are put by, and made into keys and values when a draft is wanted. So a round without a draft costs a
+copy of a row of states, and of a long stretch only what a draft can still see is ever worked on. What a position is
+remembered as does not depend on those it is remembered with: drafts are those of a drafter that never waited.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Protocol
 
 import torch
@@ -31,11 +35,33 @@ class SpireStep(Protocol):
     def step(self, tokens: Sequence[int], slots: Sequence[int], positions: Sequence[int]) -> torch.Tensor: ...
 
 
+_IN_STEP = 16
+"""Positions whose remembering hardly shows beside a draft: a round leaves some, also where every round drafts."""
+_MOST_WAITING = 128
+"""Positions that may wait before those out of sight are dropped: twice what a draft usually sees."""
+
+
 @dataclass
 class _Slot:
     index: int
     known: int = 0
     """Positions 0 .. known-1 have come from the target."""
+    waiting: list[tuple[Sequence[int], torch.Tensor]] = field(default_factory=list)
+    """Those of them that the step has yet to remember, in order, with their states ``(L, N, D)``."""
+
+    late: int = 0
+    """How many they are."""
+
+    def put_by(self, positions: Sequence[int], states_LND: torch.Tensor) -> None:
+        self.waiting.append((positions, states_LND))
+        self.late += len(positions)
+
+    def take(self) -> tuple[Sequence[int], torch.Tensor]:
+        """All that waits, which then waits no more."""
+        waiting, self.waiting, self.late = self.waiting, [], 0
+        if len(waiting) == 1:
+            return waiting[0]
+        return [p for positions, _ in waiting for p in positions], torch.cat([states for _, states in waiting], 1)
 
 
 class SpireDrafter:
@@ -87,17 +113,44 @@ class SpireDrafter:
         slot = self._slots.get(sequence_id)
         if slot is None or start > slot.known:
             return
-        end = start + states_LND.shape[1]
-        slot.known = end
-        first = 0 if self._config.window is None else max(0, end - self._config.window)
-        positions = [p for p in range(start, end) if p < self._config.sink or p >= first]
-        rows = [p - start for p in positions]
-        states = states_LND if len(rows) == states_LND.shape[1] else states_LND[:, rows]
-        self._step.remember(slot.index, positions, states)
+        if start < slot.known:
+            # Of a position that comes twice the later states count.
+            self._catch_up(slot)
+        slot.known = start + states_LND.shape[1]
+        if slot.known == start:
+            return
+        positions, states = self._in_sight(range(start, slot.known), states_LND, slot.known)
+        # A copy: a view would keep the states of the whole pass, neighbours and all.
+        slot.put_by(positions, states.clone())
+        if slot.late > _MOST_WAITING:
+            self._shorten(slot)
+
+    def _in_sight(
+        self, positions: Sequence[int], states_LND: torch.Tensor, known: int
+    ) -> tuple[Sequence[int], torch.Tensor]:
+        """What drafts behind position ``known`` can see of these."""
+        first = 0 if self._config.window is None else known - self._config.window
+        if positions[0] >= first:
+            return positions, states_LND
+        rows = [i for i, p in enumerate(positions) if p < self._config.sink or p >= first]
+        return [positions[i] for i in rows], states_LND[:, rows]
+
+    def _shorten(self, slot: _Slot) -> None:
+        """Drop what went out of sight while it waited; a draft that sees everything remembers it now."""
+        if self._config.window is None:
+            self._catch_up(slot)
+        else:
+            slot.put_by(*self._in_sight(*slot.take(), slot.known))
+
+    def _catch_up(self, slot: _Slot) -> None:
+        if slot.waiting:
+            self._step.remember(slot.index, *self._in_sight(*slot.take(), slot.known))
 
     def offers(self, sequence: RequestState) -> tuple[Offer, ...]:
         """Nothing before the target has read the prompt: its states are what drafts are made from."""
-        return (Offer(self.name),) if self._ready(sequence) else ()
+        if not self._ready(sequence):
+            return ()
+        return (Offer(self.name, behind=max(0, self._slots[sequence.id].late - _IN_STEP)),)
 
     def propose(self, sequences: Sequence[RequestState], budgets: Sequence[int]) -> list[Draft]:
         rows: dict[int, Drafting] = {}
@@ -105,7 +158,9 @@ class SpireDrafter:
             length = len(sequence.tokens)
             room = min(budget, self._most, self._max_model_len - length + 1)
             if self._ready(sequence) and room > 0:
-                self._slots[sequence.id].known = length - 1
+                slot = self._slots[sequence.id]
+                self._catch_up(slot)
+                slot.known = length - 1
                 rows[sequence.id] = begin(sequence, room, self._eos_ids, self._floor)
         self._extend(rows)
         return [rows[sequence.id].draft() if sequence.id in rows else Draft() for sequence in sequences]
