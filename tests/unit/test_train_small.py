@@ -327,9 +327,9 @@ def test_mistakes_are_one_line(
 
 
 def test_int8_is_for_drafts_that_have_it(store: CaptureStore, tmp_path: Path) -> None:
-    trained(replace(CONFIG, steps=1), store, tmp_path, None)
-    with pytest.raises(ConfigError, match="leave --int8 out"):
-        method_named("small").export({}, tmp_path, tmp_path / "draft", int8=True)
+    state = trained(replace(CONFIG, steps=1), store, tmp_path, None)
+    with pytest.raises(ConfigError, match=r"method 'small', .* leave --int8 out"):
+        method_named("small").export(state, tmp_path, tmp_path / "draft", int8=True)
     assert not (tmp_path / "draft").exists()
 
 

@@ -65,9 +65,11 @@ def run(
     from outrider.train.continuations import Sampling
     from outrider.train.run import Text
     from outrider.train.run import run as train
+    from outrider.train.team import launched_team
 
     config = read_settings(target, method, steps, setting or [])
     _check_folders(output, *([] if text is None else [text]))
+    team = launched_team()
     llm = LLM(
         target,
         dtype=check_dtype(dtype),
@@ -76,9 +78,10 @@ def run(
         max_model_len=max_model_len,
     )
     source = Text(tuple(data), text or output / "text", limit, Sampling(max_tokens))
-    with _watcher(config) as watcher:
-        train(config, llm, source, output, watcher, provenance())
-    print(f"outrider: trained {config.steps} steps; next: outrider train export {output} DRAFT", file=sys.stderr)
+    with _watcher(config, main=team.rank == 0) as watcher:
+        train(config, llm, source, output, watcher, provenance(), team)
+    if team.rank == 0:
+        print(f"outrider: trained {config.steps} steps; next: outrider train export {output} DRAFT", file=sys.stderr)
 
 
 def export(
@@ -182,12 +185,18 @@ def read_settings(target: str, method: str, steps: int | None, pairs: Sequence[s
 
 
 @contextmanager
-def _watcher(config: TrainConfig) -> Iterator[Watcher]:
-    """Bars on a terminal; a line now and then where there is none, so that a log says how a run goes."""
+def _watcher(config: TrainConfig, *, main: bool) -> Iterator[Watcher]:
+    """Bars on a terminal; a line now and then where there is none, so that a log says how a run goes.
+
+    Of several processes the main one alone tells.
+    """
     from outrider.train.loop import Progress
     from outrider.train.run import Watcher
     from outrider.train.smooth import Smoothed
 
+    if not main:
+        yield Watcher(lambda *_: None, lambda _: None)
+        return
     smoothed = Smoothed()
     with progress_bar() as bar:
 

@@ -15,7 +15,7 @@ _LAYERS = 3
 
 
 _RULES = {
-    **dict.fromkeys(("draft_vocab_size", "k", "segment", "batch", "steps"), whole(1)),
+    **dict.fromkeys(("draft_vocab_size", "k", "segment", "batch", "accumulate", "steps"), whole(1)),
     **dict.fromkeys(("warmup", "sink", "seed"), whole(0)),
     **dict.fromkeys(("feedback", "sees_itself", "pruned_init", "hard_targets"), FLAG),
     **dict.fromkeys(("blocks", "reads"), LAYERS),
@@ -53,6 +53,8 @@ class TrainConfig:
     """Positions learnt of a text at a time, whole blocks."""
     batch: int = 32
     """Segments of a step."""
+    accumulate: int = 1
+    """Batches of a step, one after the other: as much as one so many times as large, in the memory of one."""
     steps: int = 5000
     learning_rate: float = 5e-4
     warmup: int = 100

@@ -1,10 +1,10 @@
-"""The training loop, flat: batch, loss, step, checkpoint. What a step does follows from its number alone."""
+"""The training loop, flat: batch, loss, step, checkpoint. What a step does follows from its number and the process."""
 
 from __future__ import annotations
 
 import math
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -14,6 +14,7 @@ import torch
 from outrider.errors import ModelError
 from outrider.train.checkpoint import load_checkpoint, save_checkpoint
 from outrider.train.config import TrainConfig
+from outrider.train.team import ALONE, Team, moved
 
 if TYPE_CHECKING:
     from outrider.train.methods.base import Batch, Sampler, Task
@@ -32,6 +33,7 @@ class Progress:
     """Share of positions whose likeliest token is the target's."""
     learning_rate: float
     tokens: int
+    """Positions learnt, in all processes."""
     seconds: float
 
 
@@ -50,17 +52,20 @@ def train(
     folder: Path,
     watch: Callable[[Progress], None],
     *,
+    team: Team = ALONE,
     checkpoint_seconds: float = 120.0,
 ) -> None:
     """Train to ``config.steps``, from the folder's checkpoint if it has one.
 
-    Stopped by an exception, KeyboardInterrupt among them, the last checkpoint is whole. Raises ModelError when the
-    loss is no longer a number; the checkpoint before it stays.
+    Every process of ``team`` takes batches of its own; a step is one of the mean over the positions of all. Only the
+    main process watches and writes. Stopped by an exception, KeyboardInterrupt among them, the last checkpoint is
+    whole. Raises ModelError when the loss is no longer a number; the checkpoint before it stays.
     """
+    task.module.to(team.device)
     optimizer = torch.optim.AdamW(
         task.module.parameters(), betas=(0.9, 0.95), weight_decay=config.weight_decay, fused=True
     )
-    step = _resume(folder, task.module, optimizer, config)
+    step = _resume(folder, task.module, optimizer, config, team)
     saved = time.monotonic()
     try:
         while step < config.steps:
@@ -68,30 +73,53 @@ def train(
             rate = learning_rate(config, step)
             for group in optimizer.param_groups:
                 group["lr"] = rate
-            losses, rows = task.losses(sampler.batch(*divmod(step, sampler.steps_per_epoch)))
-            mean = losses.loss / rows
-            if not math.isfinite(mean.item()):
-                raise ModelError(f"step {step}: the loss is {mean.item()}; the last checkpoint is kept in {folder}")
-            mean.backward()  # type: ignore[no-untyped-call]
+            numbers = [(step * config.accumulate + turn) * team.size + team.rank for turn in range(config.accumulate)]
+            own = _backward(task, (sampler.batch(*divmod(each, sampler.steps_per_epoch)) for each in numbers), team)
+            loss, accepted, hits, rows = team.sums(own)
+            if not math.isfinite(loss):
+                raise ModelError(f"step {step}: the loss is {loss}; the last checkpoint is kept in {folder}")
+            team.average(task.module, own[-1] / rows)
             torch.nn.utils.clip_grad_norm_(task.module.parameters(), config.clip)
             optimizer.step()
             optimizer.zero_grad(set_to_none=True)
             step += 1
-            figures = (mean.item(), losses.accepted.item() / rows, losses.hits.item() / rows)
-            watch(Progress(step, *figures, rate, rows, time.perf_counter() - began))
+            if team.rank > 0:
+                continue
+            figures = (loss / rows, accepted / rows, hits / rows)
+            watch(Progress(step, *figures, rate, int(rows), time.perf_counter() - began))
             if time.monotonic() - saved > checkpoint_seconds:
-                save_checkpoint(folder, _state(step, task, optimizer, config))
+                save_checkpoint(folder, _state(step, task, optimizer, config, team))
                 saved = time.monotonic()
     except KeyboardInterrupt:
         # Between two steps or within one: gradients of a step cut short are thrown away with it.
-        save_checkpoint(folder, _state(step, task, optimizer, config))
+        if team.rank == 0:
+            save_checkpoint(folder, _state(step, task, optimizer, config, team))
         raise
-    save_checkpoint(folder, _state(step, task, optimizer, config))
+    team.from_main(lambda: save_checkpoint(folder, _state(step, task, optimizer, config, team)))
 
 
-def _state(step: int, task: Task[Any], optimizer: torch.optim.Optimizer, config: TrainConfig) -> dict[str, Any]:
+def _backward(task: Task[Batch], batches: Iterable[Batch], team: Team) -> tuple[float, float, float, int]:
+    """Leave gradients of the mean over the batches' positions; sums of loss, alpha and hits, and the positions."""
+    loss, accepted, hits, seen = 0.0, 0.0, 0.0, 0
+    for batch in batches:
+        losses, rows = task.losses(moved(batch, team.device))
+        for parameter in task.module.parameters():
+            if parameter.grad is not None:
+                parameter.grad *= seen / (seen + rows)
+        seen += rows
+        mean = losses.loss / seen
+        mean.backward()  # type: ignore[no-untyped-call]
+        loss += mean.item() * seen
+        accepted, hits = accepted + losses.accepted.item(), hits + losses.hits.item()
+    return loss, accepted, hits, seen
+
+
+def _state(
+    step: int, task: Task[Any], optimizer: torch.optim.Optimizer, config: TrainConfig, team: Team
+) -> dict[str, Any]:
     return {
         "step": step,
+        "processes": team.size,
         "module": task.module.state_dict(),
         "optimizer": optimizer.state_dict(),
         "config": config.to_dict(),
@@ -99,14 +127,19 @@ def _state(step: int, task: Task[Any], optimizer: torch.optim.Optimizer, config:
     }
 
 
-def _resume(folder: Path, module: torch.nn.Module, optimizer: torch.optim.Optimizer, config: TrainConfig) -> int:
-    state = load_checkpoint(folder)
+def _resume(
+    folder: Path, module: torch.nn.Module, optimizer: torch.optim.Optimizer, config: TrainConfig, team: Team
+) -> int:
+    # Machines need not share the folder, and all go on from the same step.
+    state = team.from_main(lambda: load_checkpoint(folder))
     if state is None:
         return 0
     # More steps may be asked for than before; everything else makes another run.
     # A setting that is younger than the checkpoint had its default then.
     before = TrainConfig().to_dict() | state["config"]
     differs = [key for key, value in config.to_dict().items() if key != "steps" and before[key] != value]
+    if state.get("processes", 1) != team.size:
+        differs.append("number of processes")
     if differs:
         raise ModelError(f"{folder} holds a run with another {', '.join(differs)}; use the same or another folder")
     module.load_state_dict(state["module"])

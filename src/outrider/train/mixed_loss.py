@@ -41,7 +41,7 @@ class _MixedLoss(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, p_RV: torch.Tensor, logits_RV: torch.Tensor, omega: float, hard: bool) -> torch.Tensor:
         gradient_RV = torch.empty_like(logits_RV)
-        sums_3 = torch.zeros(3, dtype=p_RV.dtype)
+        sums_3 = p_RV.new_zeros(3)
         chunks = zip(*(torch.split(each, _ROWS) for each in (p_RV, logits_RV, gradient_RV)), strict=True)
         for p_XV, logits_XV, gradient_XV in chunks:
             sums_3 += _rows(p_XV, logits_XV.to(p_XV.dtype), omega, hard, gradient_XV)

@@ -20,6 +20,7 @@ from outrider.train.loop import Progress, train
 from outrider.train.methods import method_named
 from outrider.train.methods.base import Material
 from outrider.train.prompts import Row, read_rows
+from outrider.train.team import ALONE, Team
 from outrider.train.vocabulary import frequent_tokens
 
 if TYPE_CHECKING:
@@ -47,23 +48,36 @@ class Text:
     sampling: Sampling = field(default_factory=Sampling)
 
 
-def run(config: TrainConfig, llm: LLM, text: Text, output: Path, watcher: Watcher, provenance: dict[str, Any]) -> None:
-    """Train a draft for ``llm``, which decodes plainly; the checkpoint is in ``output``. Raises OutriderError."""
+def run(
+    config: TrainConfig,
+    llm: LLM,
+    text: Text,
+    output: Path,
+    watcher: Watcher,
+    provenance: dict[str, Any],
+    team: Team = ALONE,
+) -> None:
+    """Train a draft for ``llm``, which decodes plainly; the checkpoint is in ``output``. Raises OutriderError.
+
+    The main process of ``team`` continues and captures; the others read what it has written to ``text.folder``.
+    """
     runner, method = llm.engine.runner, method_named(config.method)
     if not isinstance(runner, DecoderRunner):
         raise CapabilityError(f"drafts learn from what Outrider's own decoder computes, which {runner.name} is not")
     _refuse_unused(config, method)
     config = config.for_depth(runner.config.num_layers)
     method.check(config, runner)
-    documents = training_documents(llm, text, config.seed, watcher)
-    store = _capture(runner, documents, config, text.folder, watcher)
+    documents = team.from_main(lambda: training_documents(llm, text, config.seed, watcher))
+    store = team.from_main(lambda: _capture(runner, documents, config, text.folder, watcher))
+    if not (store.folder / "rows.bin").exists():
+        raise ConfigError(f"{store.folder} is not on this machine; machines that train together share a text folder")
     eos_ids = llm.loaded.tokenizer.eos_ids
     draft_ids, coverage = frequent_tokens(documents, runner.vocab_size, config.draft_vocab_size, eos_ids)
     own_words = sum(len(document.tokens) - document.answer_start for document in documents)
     about = {**provenance, "texts": len(documents), "own_words": own_words, "vocabulary_covers": coverage}
     tensors = dict(read_tensors(llm.loaded.files, torch.bfloat16))
     task, sampler = method.begin(config, Material(runner, documents, store, tensors, draft_ids, about))
-    train(config, task, sampler, output, watcher.step)
+    train(config, task, sampler, output, watcher.step, team=team)
 
 
 def _refuse_unused(config: TrainConfig, method: Method) -> None:

@@ -18,7 +18,7 @@ def small_loss(p_RV: torch.Tensor, logits_RV: torch.Tensor, left_out: int, omega
     """
     if not left_out:
         return mixed_loss(p_RV, logits_RV, omega, hard)
-    rest_R1 = torch.full((len(logits_RV), 1), math.log(left_out))
+    rest_R1 = torch.full((len(logits_RV), 1), math.log(left_out), device=logits_RV.device)
     whole_RV = torch.cat((logits_RV.float(), rest_R1), -1)
     losses = mixed_loss(torch.nn.functional.pad(p_RV, (0, 1)), whole_RV, omega, hard)
     # The column is many tokens, so it is never the likeliest.

@@ -35,7 +35,8 @@ class SmallTraining:
         self._draft_ids, self._provenance = draft_ids, dict(provenance)
         torch.manual_seed(config.seed)
         self.module = SmallModule(small)
-        self._head_VD = head_rows(tensors, draft_ids)
+        # Not persistent: it goes where the module goes, and no checkpoint holds it.
+        self.module.register_buffer("target_head_VD", head_rows(tensors, draft_ids), persistent=False)
 
     def card(self) -> dict[str, Any]:
         """What a checkpoint holds beside the weights, so that it can become a draft by itself."""
@@ -44,8 +45,8 @@ class SmallTraining:
 
     def losses(self, batch: TextBatch) -> tuple[Losses, int]:
         """Sums over the positions that the batch learns, and how many those are."""
-        p_RV = target_law(batch.final_RD, batch.lse_R, self._head_VD)
-        with torch.autocast("cpu", torch.bfloat16):
+        p_RV = target_law(batch.final_RD, batch.lse_R, self.module.get_buffer("target_head_VD"))
+        with torch.autocast(p_RV.device.type, torch.bfloat16):
             logits_RV = self.module.lm_head(self.module(batch.tokens_BS)[batch.valid_BS])
         config = self.config
         return small_loss(p_RV, logits_RV, self.small.left_out, config.omega, config.hard_targets), len(p_RV)

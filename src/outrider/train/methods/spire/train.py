@@ -42,10 +42,12 @@ class SpireTraining:
         torch.manual_seed(config.seed)
         # A text's last segment goes on behind its end, where nothing is learnt.
         self.module = SpireModule(spire, max_positions + config.segment)
-        self._embedding_VD = tensors["model.embed_tokens.weight"].to(torch.bfloat16)
-        self._head_VD = head_rows(tensors, draft_ids)
+        # Not persistent: they go where the module goes, and no checkpoint holds them.
+        embedding_VD, head_VD = tensors["model.embed_tokens.weight"].to(torch.bfloat16), head_rows(tensors, draft_ids)
+        self.module.register_buffer("target_embedding_VD", embedding_VD, persistent=False)
+        self.module.register_buffer("target_head_VD", head_VD, persistent=False)
         if config.pruned_init:
-            start_from_target(self.module, tensors, self._head_VD)
+            start_from_target(self.module, tensors, head_VD)
 
     def card(self) -> dict[str, Any]:
         """What a checkpoint holds beside the weights, so that it can become a draft by itself."""
@@ -54,13 +56,14 @@ class SpireTraining:
 
     def losses(self, batch: Batch) -> tuple[Losses, int]:
         """Sums over the batch's valid positions, and how many those are."""
-        valid = batch.valid_BS
+        valid, target = batch.valid_BS, self.module.get_buffer
         segments = Segments(
             batch.tokens_BS, batch.positions_BS, batch.states_LBTD[self._places], batch.key_positions_BT
         )
-        p_RV = target_law(batch.final_BSD[valid], batch.lse_BS[valid], self._head_VD)
-        with torch.autocast("cpu", torch.bfloat16):
-            states_RD = self.module(self._embedding_VD[batch.tokens_BS].float(), segments, self.config.k)
+        p_RV = target_law(batch.final_BSD[valid], batch.lse_BS[valid], target("target_head_VD"))
+        embedded_BSD = target("target_embedding_VD")[batch.tokens_BS].float()
+        with torch.autocast(embedded_BSD.device.type, torch.bfloat16):
+            states_RD = self.module(embedded_BSD, segments, self.config.k)
             logits_RV = self.module.head(states_RD.flatten(1, 2)[valid])
         return mixed_loss(p_RV, logits_RV, self.config.omega, self.config.hard_targets), int(valid.sum())
 
