@@ -29,8 +29,6 @@ from outrider.plan.curves import CostCurve
 
 PLAIN = "plain"
 CONTEXT = 256
-DRAFTING = ("draft", "commit")
-"""Phases in which a drafter works, beyond what they take without one."""
 
 
 def decoding_seconds(answers: Sequence[Answer]) -> float:
@@ -54,18 +52,21 @@ def predicted(
     tokens = 1 + fsum(kept) / rounds
     rows = batch * (1 + drafted / rounds)
     plain, verify = (fmean(curve.seconds(round(each), CONTEXT, batch) for curve in curves) for each in (batch, rows))
-    # A step's time is in the figures of each of its requests; a round's share of drafting is that of its step.
-    drafting = sum(seconds_a_round(answers, phase) - seconds_a_round(plain_answers, phase) for phase in DRAFTING)
+    drafting = drafting_seconds(answers) - drafting_seconds(plain_answers)
     return tokens / ((verify + drafting) / plain)
 
 
-def seconds_a_round(answers: Sequence[Answer], phase: str) -> float:
-    """Of one phase of a step, over all rounds behind the prompts."""
+def drafting_seconds(answers: Sequence[Answer]) -> float:
+    """A round's, in the phases in which a drafter works; rounds behind those that read a prompt.
+
+    A step's time is in the figures of each of its requests, so a round's share of drafting is that of its step.
+    """
     seconds, rounds = 0.0, 0
     for answer in answers:
-        assert answer.decode_phases is not None
-        seconds += getattr(answer.decode_phases, phase)
-        rounds += answer.tokens if answer.acceptance is None else answer.acceptance.rounds
+        phases, acceptance = answer.decode_phases, answer.acceptance
+        assert phases is not None
+        assert acceptance is not None
+        seconds, rounds = seconds + phases.draft + phases.commit, rounds + acceptance.rounds - 1
     return seconds / rounds
 
 

@@ -173,7 +173,7 @@ def pair(kind: str, runner: Any, folder: Path) -> BesideOneThatKeepsUp:
 def answers(engine: Engine, params: SamplingParams, cancel: bool = False) -> list[tuple[int, ...]]:
     """Of five requests over three slots; the third may be cancelled midway."""
     prompts = [[5, 9, 2, 40, 7], [1], [i % VOCAB for i in range(3, 120)], [8, 8, 3], [*range(30)]]
-    ids = [engine.add(prompt, replace(params, seed=params.seed)) for prompt in prompts]
+    ids = [engine.add(prompt, params) for prompt in prompts]
     for turn in range(2000):
         if not engine.has_work:
             break

@@ -28,8 +28,12 @@ def as_written(p_RV: torch.Tensor, logits_RV: torch.Tensor, omega: float, hard: 
 @pytest.mark.parametrize("omega", [0.0, 0.3, 1.0])
 def test_value_and_gradient_are_those_of_the_formula(omega: float, hard: bool, rows: int) -> None:
     p_RV, logits_RV = laws(rows, 50, torch.float64)
-    ours, theirs = mixed_loss(p_RV, logits_RV, omega, hard).loss, as_written(p_RV, logits_RV, omega, hard)
+    losses, theirs = mixed_loss(p_RV, logits_RV, omega, hard), as_written(p_RV, logits_RV, omega, hard)
+    ours = losses.loss
     assert ours.item() == pytest.approx(theirs.item(), abs=1e-12)
+    q_RV = torch.softmax(logits_RV, -1)
+    assert losses.accepted.item() == pytest.approx(torch.minimum(p_RV, q_RV).sum().item())
+    assert losses.hits.item() == (p_RV.argmax(-1) == q_RV.argmax(-1)).sum().item()
     # Scaled, as the mean over a batch scales it.
     (gradient,), (expected,) = (torch.autograd.grad(3 * loss, logits_RV) for loss in (ours, theirs))
     torch.testing.assert_close(gradient, expected, rtol=1e-12, atol=1e-14)
@@ -52,3 +56,32 @@ def test_bfloat16_logits_lose_what_rounding_takes() -> None:
     (gradient,) = torch.autograd.grad(losses.loss, half_RV)
     (expected,) = torch.autograd.grad(as_written(p_RV, logits_RV, 0.5, hard=False), logits_RV)
     torch.testing.assert_close(gradient.float(), expected, rtol=0.05, atol=1e-2)
+
+
+@pytest.mark.parametrize("hard", [False, True])
+def test_tokens_left_out_are_logits_of_zero(hard: bool) -> None:
+    """One column for all of them is the loss, with its gradient, of a column of zeros for each."""
+    torch.manual_seed(0)
+    p_RV, logits_RV = torch.rand(6, 9).softmax(-1) * 0.8, torch.randn(6, 9, requires_grad=True)
+    got = mixed_loss(p_RV, logits_RV, 0.4, hard, left_out=2300)
+    (gradient,) = torch.autograd.grad(got.loss, logits_RV)
+    whole_RV = torch.nn.functional.pad(logits_RV, (0, 2300))
+    expected = mixed_loss(torch.nn.functional.pad(p_RV, (0, 2300)), whole_RV, 0.4, hard)
+    (expected_gradient,) = torch.autograd.grad(expected.loss, logits_RV)
+    torch.testing.assert_close(vars(got), vars(expected))
+    torch.testing.assert_close(gradient, expected_gradient)
+
+
+def test_the_loss_is_the_articles() -> None:
+    p_RV = torch.tensor([[0.5, 0.2, 0.1]])  # the rest of the law is outside the draft's vocabulary
+    logits_RV = torch.log(torch.tensor([[0.25, 0.5, 0.25]]))
+    entropy = -(0.5 * torch.log(torch.tensor(0.25)) + 0.2 * torch.log(torch.tensor(0.5)))
+    entropy -= 0.1 * torch.log(torch.tensor(0.25))
+    alpha = 0.25 + 0.2 + 0.1
+    for omega in (0.0, 0.5, 1.0):
+        losses = mixed_loss(p_RV, logits_RV, omega, hard=False)
+        assert losses.loss.item() == pytest.approx(omega * entropy.item() - (1 - omega) * alpha)
+    assert losses.accepted.item() == pytest.approx(alpha)
+    assert losses.hits.item() == 0
+    hard = mixed_loss(p_RV, logits_RV, 1.0, hard=True)
+    assert hard.loss.item() == pytest.approx(-torch.log(torch.tensor(0.25)).item())

@@ -138,21 +138,6 @@ def test_slots_know_nothing_of_each_other_nor_of_their_last_owner() -> None:
     assert torch.equal(step.step([1], [0], [20])[0], empty)
 
 
-def test_the_loss_is_the_articles() -> None:
-    p_RV = torch.tensor([[0.5, 0.2, 0.1]])  # the rest of the law is outside the draft's vocabulary
-    logits_RV = torch.log(torch.tensor([[0.25, 0.5, 0.25]]))
-    entropy = -(0.5 * torch.log(torch.tensor(0.25)) + 0.2 * torch.log(torch.tensor(0.5)))
-    entropy -= 0.1 * torch.log(torch.tensor(0.25))
-    alpha = 0.25 + 0.2 + 0.1
-    for omega in (0.0, 0.5, 1.0):
-        losses = mixed_loss(p_RV, logits_RV, omega, hard=False)
-        assert losses.loss.item() == pytest.approx(omega * entropy.item() - (1 - omega) * alpha)
-    assert losses.accepted.item() == pytest.approx(alpha)
-    assert losses.hits.item() == 0
-    hard = mixed_loss(p_RV, logits_RV, 1.0, hard=True)
-    assert hard.loss.item() == pytest.approx(-torch.log(torch.tensor(0.25)).item())
-
-
 def test_a_variant_is_a_variant() -> None:
     """Each switch changes what is computed; without this the tests above could pass on one model."""
     outs = []

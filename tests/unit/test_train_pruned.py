@@ -85,7 +85,6 @@ def test_it_learns_from_the_blocks_that_were_asked_for(target: Path, tmp_path: P
     ("blocks", "settings", "message"),
     [
         ([0, 3], [], "blocks=(0, 3): "),
-        ([0], ["window=32"], "window=32 means nothing with method='pruned'"),
         ([0], ["feedback=false"], "feedback=False means nothing with method='pruned'"),
     ],
 )

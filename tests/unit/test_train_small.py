@@ -24,10 +24,8 @@ from outrider.train.loop import Progress, train
 from outrider.train.methods import METHODS, method_named
 from outrider.train.methods.small.config import SmallConfig
 from outrider.train.methods.small.export import save_small, whole_model
-from outrider.train.methods.small.loss import small_loss
 from outrider.train.methods.small.model import SmallModule
 from outrider.train.methods.small.train import SmallTraining
-from outrider.train.mixed_loss import mixed_loss
 from outrider.train.texts import TextSampler
 from tests.unit.decoders import SMALL, SMOLLM2, VOCAB, families, load, random_weights
 from tests.unit.test_train_data import documents
@@ -100,25 +98,6 @@ def test_a_state_depends_on_nothing_behind_it() -> None:
     torch.testing.assert_close(whole[0, :11], cut[0, :11], rtol=1e-5, atol=1e-5)
     torch.testing.assert_close(whole[0, :11], module(tokens_BS[:1, :11])[0], rtol=1e-5, atol=1e-5)
     assert not torch.allclose(whole[0, 11:], cut[0, 11:], atol=1e-3)
-
-
-# --- loss ---------------------------------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize("hard", [False, True])
-def test_tokens_left_out_are_logits_of_zero(hard: bool) -> None:
-    """One column for all of them is the loss, with its gradient, of a column of zeros for each."""
-    torch.manual_seed(0)
-    p_RV, logits_RV = torch.rand(6, 9).softmax(-1) * 0.8, torch.randn(6, 9, requires_grad=True)
-    got = small_loss(p_RV, logits_RV, 2300, 0.4, hard)
-    (gradient,) = torch.autograd.grad(got.loss, logits_RV)
-    whole_RV = torch.nn.functional.pad(logits_RV, (0, 2300))
-    expected = mixed_loss(torch.nn.functional.pad(p_RV, (0, 2300)), whole_RV, 0.4, hard)
-    (expected_gradient,) = torch.autograd.grad(expected.loss, logits_RV)
-    torch.testing.assert_close(vars(got), vars(expected))
-    torch.testing.assert_close(gradient, expected_gradient)
-    none = small_loss(p_RV, logits_RV, 0, 0.4, hard)
-    assert torch.equal(none.loss, mixed_loss(p_RV, logits_RV, 0.4, hard).loss)
 
 
 # --- batches ------------------------------------------------------------------------------------------------

@@ -26,9 +26,8 @@ from outrider.train.capture import CaptureSettings, CaptureStore
 from outrider.train.checkpoint import load_checkpoint
 from outrider.train.config import TrainConfig
 from outrider.train.loop import Progress, learning_rate, train
-from outrider.train.methods.small.loss import small_loss
 from outrider.train.methods.spire.model import Segments
-from outrider.train.mixed_loss import Losses
+from outrider.train.mixed_loss import Losses, mixed_loss
 from outrider.train.run import Text, Watcher, run
 from outrider.train.team import Alone, Together, launched_team, moved
 from tests.unit import test_train_loop as spire
@@ -234,7 +233,7 @@ def test_drafts_go_where_their_module_goes(tmp_path: Path) -> None:
     logits_RV = module.head(module(embedded_BSD, segments, spire.CONFIG.k).flatten(0, 2))
     p_RV = torch.empty_like(logits_RV) @ torch.empty(VOCAB, VOCAB, device=device)
     assert module.get_buffer("target_head_VD").device == device
-    losses = small_loss(p_RV, logits_RV, 5, 0.5, False)
+    losses = mixed_loss(p_RV, logits_RV, 0.5, False, left_out=5)
     losses.loss.backward()  # type: ignore[no-untyped-call]
     assert losses.loss.device == module.get_parameter("norm").grad.device == device  # type: ignore[union-attr]
 

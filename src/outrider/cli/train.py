@@ -93,7 +93,7 @@ def export(
 ) -> None:
     """Write the draft of a run's checkpoint, for `--speculative-config '{"method": "spire", "model": DRAFT}'`.
 
-    Of `--method small` it is a Hugging Face folder, for `"method": "draft_model"`, Transformers and vLLM.
+    Of `--method small` and `pruned` it is a Hugging Face folder, for `"method": "draft_model"`, Transformers and vLLM.
     """
     from outrider.train.export import export_draft
 

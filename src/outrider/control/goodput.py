@@ -30,7 +30,7 @@ _UNLIKELY, _UNLIKELY_PATIENCE = 0.2, 32
 _GUESSED_SHARE, _DRAFT_PACE = 0.02, 0.2
 """What a draft token costs of a plain step until it is seen, and how fast what is seen counts."""
 _TRIAL_SHARE = 0.01
-"""Of all time, what may go into catching up for drafts that are only tried."""
+"""Of all time, what may go into catching up for drafts after a pause."""
 
 
 @dataclass
@@ -94,9 +94,9 @@ class GoodputController:
                 passed.patience = _SOONEST
         if trace.prompt_rows == 0 and trace.rounds:
             self._cost.observe(trace.rows, trace.seconds.total - trace.seconds.draft)
-            self._owed = {
-                drafter: owed - _TRIAL_SHARE * trace.seconds.total for drafter, owed in self._owed.items() if owed > 0
-            }
+            if self._owed:
+                paid = _TRIAL_SHARE * trace.seconds.total
+                self._owed = {drafter: owed - paid for drafter, owed in self._owed.items() if owed > paid}
             self._observe_drafting(trace.rounds, trace.seconds.draft)
 
     def close(self, sequence_id: int) -> None:
@@ -140,7 +140,7 @@ class GoodputController:
                 here.rounds, here.patience = 0, _SOONEST
                 continue
             here.rounds += 1
-            if here.rounds > here.patience and self._owed.get(guess.offer.drafter, 0.0) <= 0:
+            if here.rounds > here.patience and guess.offer.drafter not in self._owed:
                 here.rounds, here.patience = 0, min(_LATEST, 2 * here.patience)
                 here.instead_of_none = choice.tokens == 0
                 return Choice(max(1, guess.tokens), guess.offer)
@@ -159,7 +159,8 @@ class GoodputController:
                 # Where a draft ended early, the token that was doubted took its time too.
                 tokens = min(asked, each.drafted + 1)
                 expected[offer.drafter] = expected.get(offer.drafter, 0.0) + tokens * self._drafting(offer.drafter)
-                late |= {offer.drafter} if offer.behind else set()
+                if offer.behind:
+                    late.add(offer.drafter)
         if not expected or seconds <= 0:
             return
         excess = seconds - sum(expected.values())

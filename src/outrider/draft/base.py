@@ -29,8 +29,9 @@ class Drafter(Protocol):
         """Bring the drafter's state to exactly the committed tokens but the last.
 
         Called for sequences whose prompt is still being read, so that their first draft does not keep neighbours
-        waiting; a long prompt may take several calls. A round without a draft calls nothing: it is plain decoding, and
-        costs what that costs.
+        waiting; a long prompt may take several calls. A prompt that fits into a step is read with the first draft. A
+        round without a draft calls neither this nor ``propose``; ``offers``, and ``remember`` of a drafter that reads
+        states, are called all the same and must stay cheap.
         """
         ...
 

@@ -64,6 +64,7 @@ class ModelDrafter:
                 "use an attention-only draft model, or method='ngram'"
             )
         self._runner = runner
+        self._offer = Offer(self.name)
         self._vocab_size = vocab_size
         self._eos_ids = eos_ids
         self._chunk, self._floor = max_num_batched_tokens, floor
@@ -92,8 +93,8 @@ class ModelDrafter:
         """Itself where it has room, with what it must read first."""
         if not self._seat(sequence):
             return ()
-        lacking = len(sequence.tokens) - self._agreed(sequence)
-        return (Offer(self.name, behind=max(0, lacking - _IN_STEP)),)
+        lacking = len(sequence.tokens) - self._agreed(sequence) - _IN_STEP
+        return (self._offer if lacking <= 0 else Offer(self.name, behind=lacking),)
 
     def propose(self, sequences: Sequence[RequestState], budgets: Sequence[int]) -> list[Draft]:
         goals: dict[int, tuple[RequestState, int, int]] = {}

@@ -50,7 +50,7 @@ class SeveralDrafter:
 
     def sync(self, sequences: Sequence[RequestState]) -> None:
         for drafter in self.drafters:
-            drafter.sync(sequences)
+            drafter.sync([seq for seq in sequences if seq.params.speculation.method in (None, drafter.name)])
 
     def offers(self, sequence: RequestState) -> tuple[Offer, ...]:
         return tuple(offer for drafter in self.drafters for offer in offers_of(drafter, sequence))

@@ -229,8 +229,8 @@ class Engine:
 
     def _propose(self, batch: Batch, choices: list[Choice]) -> list[Draft]:
         active = [(seq, choice) for seq, choice in zip(batch.ready, choices, strict=True) if choice.tokens > 0]
-        # Prompts are read along; a round without a draft asks nothing of the drafter: it is plain decoding at its cost.
-        reading = [seq for seq, _ in batch.filling if seq.params.speculation.num_speculative_tokens != 0]
+        # Long prompts are read along; for a round without a draft the drafter does nothing.
+        reading = [seq for seq, _ in batch.filling if _may_draft(seq)]
         if reading:
             self.drafter.sync(reading)
         proposed = propose_chosen(self.drafter, [seq for seq, _ in active], [c for _, c in active]) if active else []
@@ -256,7 +256,7 @@ class Engine:
             return
         sequences = (*batch.ready, *(seq for seq, _ in batch.filling))
         for seq, start, states_LND in zip(sequences, starts, scores.states, strict=True):
-            if not seq.finished:
+            if not seq.finished and _may_draft(seq):
                 kept = self.runner.length(seq.id) - start
                 self._state_drafter.remember(seq.id, start, states_LND[:, :kept])
 
@@ -333,3 +333,8 @@ class Engine:
     def _retire(self, request: Request) -> None:
         del self._requests[request.id]
         self._done.append(request)
+
+
+def _may_draft(sequence: Sequence) -> bool:
+    """Whether any round of it can have a draft."""
+    return sequence.params.speculation.num_speculative_tokens != 0

@@ -67,6 +67,18 @@ class DrafterContract:
                     kept = min(len(draft.tokens), (round_ * 2 + place) % 5)
                     sequence.append([*draft.tokens[:kept], (round_ * 5 + place) % 3])
 
+    def test_rounds_without_a_draft_are_caught_up_on(self) -> None:
+        """Nothing is called in them; the next draft is a fresh drafter's all the same."""
+        if self.depends_on_history:
+            return
+        for sequences, drafter in self._settings():
+            budgets = [3] * len(sequences)
+            drafter.propose(sequences, budgets)
+            for missed in (1, 2, 20):
+                for sequence in sequences:
+                    sequence.append([i % 3 for i in range(missed)])
+                _same(drafter.propose(sequences, budgets), self._opened(sequences).propose(sequences, budgets))
+
     def test_neighbours_do_not_show(self) -> None:
         if self.depends_on_history:
             return

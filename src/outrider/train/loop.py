@@ -69,33 +69,43 @@ def train(
     saved = time.monotonic()
     try:
         while step < config.steps:
-            began = time.perf_counter()
-            rate = learning_rate(config, step)
-            for group in optimizer.param_groups:
-                group["lr"] = rate
-            numbers = [(step * config.accumulate + turn) * team.size + team.rank for turn in range(config.accumulate)]
-            own = _backward(task, (sampler.batch(*divmod(each, sampler.steps_per_epoch)) for each in numbers), team)
-            loss, accepted, hits, rows = team.sums(own)
-            if not math.isfinite(loss):
-                raise ModelError(f"step {step}: the loss is {loss}; the last checkpoint is kept in {folder}")
-            team.average(task.module, own[-1] / rows)
-            torch.nn.utils.clip_grad_norm_(task.module.parameters(), config.clip)
-            optimizer.step()
-            optimizer.zero_grad(set_to_none=True)
-            step += 1
-            if team.rank > 0:
-                continue
-            figures = (loss / rows, accepted / rows, hits / rows)
-            watch(Progress(step, *figures, rate, int(rows), time.perf_counter() - began))
-            if time.monotonic() - saved > checkpoint_seconds:
-                save_checkpoint(folder, _state(step, task, optimizer, config, team))
-                saved = time.monotonic()
+            progress = _step(config, task, sampler, optimizer, step, team)
+            step = progress.step
+            if team.rank == 0:
+                watch(progress)
+                if time.monotonic() - saved > checkpoint_seconds:
+                    save_checkpoint(folder, _state(step, task, optimizer, config, team))
+                    saved = time.monotonic()
     except KeyboardInterrupt:
         # Between two steps or within one: gradients of a step cut short are thrown away with it.
         if team.rank == 0:
             save_checkpoint(folder, _state(step, task, optimizer, config, team))
         raise
     team.from_main(lambda: save_checkpoint(folder, _state(step, task, optimizer, config, team)))
+
+
+def _step(
+    config: TrainConfig,
+    task: Task[Batch],
+    sampler: Sampler[Batch],
+    optimizer: torch.optim.Optimizer,
+    step: int,
+    team: Team,
+) -> Progress:
+    began, rate = time.perf_counter(), learning_rate(config, step)
+    for group in optimizer.param_groups:
+        group["lr"] = rate
+    numbers = [(step * config.accumulate + turn) * team.size + team.rank for turn in range(config.accumulate)]
+    own = _backward(task, (sampler.batch(*divmod(each, sampler.steps_per_epoch)) for each in numbers), team)
+    loss, accepted, hits, rows = team.sums(own)
+    if not math.isfinite(loss):
+        raise ModelError(f"step {step}: the loss is {loss}; the last checkpoint is kept")
+    team.average(task.module, own[-1] / rows)
+    torch.nn.utils.clip_grad_norm_(task.module.parameters(), config.clip)
+    optimizer.step()
+    optimizer.zero_grad(set_to_none=True)
+    figures = (loss / rows, accepted / rows, hits / rows)
+    return Progress(step + 1, *figures, rate, int(rows), time.perf_counter() - began)
 
 
 def _backward(task: Task[Batch], batches: Iterable[Batch], team: Team) -> tuple[float, float, float, int]:

@@ -59,7 +59,8 @@ def run(
 ) -> None:
     """Train a draft for ``llm``, which decodes plainly; the checkpoint is in ``output``. Raises OutriderError.
 
-    The main process of ``team`` continues and captures; the others read what it has written to ``text.folder``.
+    The main process of ``team`` continues and captures, and tells the others what; the rows they read from
+    ``text.folder``, which machines share.
     """
     runner, method = llm.engine.runner, method_named(config.method)
     if not isinstance(runner, DecoderRunner):

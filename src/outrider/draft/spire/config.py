@@ -89,7 +89,8 @@ class SpireConfig:
         wrong = [name for name, differs in odd.items() if differs]
         if wrong:
             raise ModelError(
-                f"a SPIRe draft holds plain Llama blocks, and this target's have {', '.join(wrong)}; use 'draft_model'"
+                f"a draft of the target's blocks takes plain Llama ones, and this target's have {', '.join(wrong)}; "
+                "use 'draft_model'"
             )
         return cls(
             vocab_size=target.vocab_size,

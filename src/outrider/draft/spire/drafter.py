@@ -35,10 +35,10 @@ class SpireStep(Protocol):
     def step(self, tokens: Sequence[int], slots: Sequence[int], positions: Sequence[int]) -> torch.Tensor: ...
 
 
-_IN_STEP = 16
-"""Positions whose remembering hardly shows beside a draft: a round leaves some, also where every round drafts."""
-_MOST_WAITING = 128
-"""Positions that may wait before those out of sight are dropped: twice what a draft usually sees."""
+_UNNOTICED = 16
+"""Positions whose remembering hardly shows beside a draft, and more than a round of usual drafts leaves."""
+_AT_ONCE = 128
+"""Positions that a draft which sees everything remembers together."""
 
 
 @dataclass
@@ -86,6 +86,9 @@ class SpireDrafter:
     ) -> None:
         self._config, self._step, self._max_model_len, self._eos_ids = config, step, max_model_len, eos_ids
         self._most, self._floor = most, floor
+        # Twice what a draft sees: what waits is sifted once in so many rounds, not in each.
+        self._most_waiting = _AT_ONCE if config.window is None else 2 * (config.window + config.sink)
+        self._offer = Offer(self.name)
         self._draft_ids = draft_ids
         self._ids = draft_ids.tolist()
         self._free = list(range(max_num_seqs))
@@ -121,8 +124,8 @@ class SpireDrafter:
             return
         positions, states = self._in_sight(range(start, slot.known), states_LND, slot.known)
         # A copy: a view would keep the states of the whole pass, neighbours and all.
-        slot.put_by(positions, states.clone())
-        if slot.late > _MOST_WAITING:
+        slot.put_by(positions, states.clone() if states is states_LND else states)
+        if slot.late > self._most_waiting:
             self._shorten(slot)
 
     def _in_sight(
@@ -150,7 +153,8 @@ class SpireDrafter:
         """Nothing before the target has read the prompt: its states are what drafts are made from."""
         if not self._ready(sequence):
             return ()
-        return (Offer(self.name, behind=max(0, self._slots[sequence.id].late - _IN_STEP)),)
+        late = self._slots[sequence.id].late - _UNNOTICED
+        return (self._offer if late <= 0 else Offer(self.name, behind=late),)
 
     def propose(self, sequences: Sequence[RequestState], budgets: Sequence[int]) -> list[Draft]:
         rows: dict[int, Drafting] = {}

@@ -30,10 +30,10 @@ class SmallMethod:
 
     def begin(self, config: TrainConfig, material: Material) -> tuple[SmallTraining, TextSampler]:
         """As many positions a step as a SPIRe draft learns of ``batch`` segments."""
-        task = SmallTraining(config, self.shape(material), material.tensors, material.draft_ids, material.about)
+        task = SmallTraining(config, self.shape(config, material), material.tensors, material.draft_ids, material.about)
         return task, self.batches(config, material)
 
-    def shape(self, material: Material) -> SmallConfig:
+    def shape(self, config: TrainConfig, material: Material) -> SmallConfig:  # noqa: ARG002
         """An eighth of the target's blocks."""
         return SmallConfig.of_target(
             material.runner.config,

@@ -9,14 +9,13 @@ import torch
 from outrider.draft.target_blocks import head_rows
 from outrider.train.law import target_law
 from outrider.train.methods.small.config import SmallConfig
-from outrider.train.methods.small.loss import small_loss
 from outrider.train.methods.small.model import SmallModule
+from outrider.train.mixed_loss import Losses, mixed_loss
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
     from outrider.train.config import TrainConfig
-    from outrider.train.mixed_loss import Losses
     from outrider.train.texts import TextBatch
 
 
@@ -49,4 +48,4 @@ class SmallTraining:
         with torch.autocast(p_RV.device.type, torch.bfloat16):
             logits_RV = self.module.lm_head(self.module(batch.tokens_BS)[batch.valid_BS])
         config = self.config
-        return small_loss(p_RV, logits_RV, self.small.left_out, config.omega, config.hard_targets), len(p_RV)
+        return mixed_loss(p_RV, logits_RV, config.omega, config.hard_targets, self.small.left_out), len(p_RV)
