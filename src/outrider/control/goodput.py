@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from outrider.config import MOST_TOKENS
+from outrider.control.draft_cost import DraftCost
 from outrider.control.step_cost import StepCost
 from outrider.control.survival import SurvivalBook
 from outrider.types import Choice
@@ -19,7 +20,7 @@ from outrider.types import Choice
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from outrider.types import Offer, RequestState, RoundTrace, StepTrace
+    from outrider.types import Offer, RequestState, StepTrace
 
 _CLEAR_GAIN = 1.01
 """A rate that is better by less is taken for noise, and plain decoding preferred."""
@@ -27,10 +28,6 @@ _SOONEST, _LATEST = 8, 128
 """Rounds that an offer is passed over before it is tried, doubled with every trial that changes nothing."""
 _UNLIKELY, _UNLIKELY_PATIENCE = 0.2, 32
 """A first token less likely than this is not tried so soon, whoever asks first."""
-_GUESSED_SHARE, _DRAFT_PACE = 0.02, 0.2
-"""What a draft token costs of a plain step until it is seen, and how fast what is seen counts."""
-_TRIAL_SHARE = 0.01
-"""Of all time, what may go into catching up for drafts after a pause."""
 
 
 @dataclass
@@ -45,11 +42,13 @@ class _Passed:
 
 @dataclass(slots=True)
 class _Guess:
-    """What one offer promises: survival by position, seconds a draft token, and the length and rate that are best."""
+    """What one offer promises: survival by position, seconds a draft token and, to catch up, before the first; the
+    length and rate that are best."""
 
     offer: Offer | None = None
     survival: Sequence[float] = ()
     seconds: float = 0.0
+    late: float = 0.0
     tokens: int = 0
     rate: float = 0.0
 
@@ -59,12 +58,10 @@ class GoodputController:
 
     def __init__(self, cost: StepCost | None = None, most: int = MOST_TOKENS) -> None:
         self._cost = cost or StepCost()
-        self._draft_seconds: dict[str, float] = {}
-        """Of one draft token, by drafter."""
-        self._owed: dict[str, float] = {}
-        """Seconds that a drafter took to catch up and that later steps have yet to make up for."""
+        self._draft_cost = DraftCost()
         self._book = SurvivalBook(most)
         self._passed: dict[int, dict[Offer, _Passed]] = {}
+        self._trials: set[int] = set()
 
     def choose(self, sequences: Sequence[RequestState], offers: Sequence[Sequence[Offer]]) -> list[Choice]:
         """The best offer of each sequence, and as much of each as pays for all together."""
@@ -79,7 +76,8 @@ class GoodputController:
             for sequence, each in zip(sequences, offers, strict=True)
         ]
         best = [max(each, key=lambda guess: guess.rate, default=_Guess()) for each in guesses]
-        counts = self._admit([guess.survival for guess in best], [guess.seconds for guess in best])
+        counts = self._admit(best)
+        self._trials.clear()
         return [
             self._tried(sequence.id, Choice(count, guess.offer), each)
             for sequence, guess, count, each in zip(sequences, best, counts, guesses, strict=True)
@@ -87,44 +85,54 @@ class GoodputController:
 
     def observe(self, trace: StepTrace) -> None:
         for each in trace.rounds:
-            self._book.observe(each)
+            # One that ended with this round, or has a length of its own, will not be chosen for.
+            self._book.observe(each, own=each.sequence_id in self._passed)
             offer = each.choice.offer
             passed = self._passed.get(each.sequence_id, {}).get(offer) if offer is not None else None
             if passed is not None and passed.instead_of_none and each.kept:
                 passed.patience = _SOONEST
+        self._draft_cost.pass_by(trace.seconds.total)
         if trace.prompt_rows == 0 and trace.rounds:
             self._cost.observe(trace.rows, trace.seconds.total - trace.seconds.draft)
-            if self._owed:
-                paid = _TRIAL_SHARE * trace.seconds.total
-                self._owed = {drafter: owed - paid for drafter, owed in self._owed.items() if owed > paid}
-            self._observe_drafting(trace.rounds, trace.seconds.draft)
+            self._draft_cost.observe(trace.rounds, trace.seconds.draft, self._cost.seconds(1), self._trials)
 
     def close(self, sequence_id: int) -> None:
         self._passed.pop(sequence_id, None)
         self._book.forget(sequence_id)
 
     def _guess(self, sequence: int, offer: Offer, share: float, row: float) -> _Guess:
-        survival, drafting = self._book.survival(sequence, offer), self._drafting(offer.drafter)
-        tokens, cost, best, best_rate = 1.0, share, 0, 1 / share
+        survival = self._book.survival(sequence, offer)
+        drafting, late = (
+            self._draft_cost.token(offer.drafter, self._cost.seconds(1)),
+            self._draft_cost.catching_up(offer),
+        )
+        tokens, cost, best, best_rate = 1.0, share + late, 0, 1 / share
         for count, chance in enumerate(survival, start=1):
             tokens, cost = tokens + chance, cost + row + drafting
             if tokens / cost > best_rate:
                 best, best_rate = count, tokens / cost
-        return _Guess(offer, survival, drafting, best, best_rate)
+        return _Guess(offer, survival, drafting, late, best, best_rate)
 
-    def _admit(self, survivals: Sequence[Sequence[float]], seconds: Sequence[float]) -> list[int]:
-        """Draft tokens of each sequence at the best rate of all."""
-        batch = len(survivals)
-        slots = sorted(((chance, i) for i, each in enumerate(survivals) for chance in each), reverse=True)
+    def _admit(self, guesses: Sequence[_Guess]) -> list[int]:
+        """Draft tokens of each sequence at the best rate of all. Whoever is behind catches up before its first."""
+        batch = len(guesses)
+        slots = sorted(
+            (
+                (chance, i, each.seconds + (0.0 if place else each.late))
+                for i, each in enumerate(guesses)
+                for place, chance in enumerate(each.survival)
+            ),
+            reverse=True,
+        )
         step = self._cost.table(batch, batch + len(slots))
         tokens, drafting, taken, best_rate = float(batch), 0.0, 0, _CLEAR_GAIN * batch / step[0]
-        for count, (chance, sequence) in enumerate(slots, start=1):
-            tokens, drafting = tokens + chance, drafting + seconds[sequence]
+        for count, (chance, _, seconds) in enumerate(slots, start=1):
+            tokens, drafting = tokens + chance, drafting + seconds
             rate = tokens / (step[count] + drafting)
             if rate > best_rate:
                 best_rate, taken = rate, count
         counts = [0] * batch
-        for _, sequence in slots[:taken]:
+        for _, sequence, _ in slots[:taken]:
             counts[sequence] += 1
         return counts
 
@@ -140,35 +148,9 @@ class GoodputController:
                 here.rounds, here.patience = 0, _SOONEST
                 continue
             here.rounds += 1
-            if here.rounds > here.patience and guess.offer.drafter not in self._owed:
+            if here.rounds > here.patience and self._draft_cost.may_try(guess.offer.drafter):
                 here.rounds, here.patience = 0, min(_LATEST, 2 * here.patience)
                 here.instead_of_none = choice.tokens == 0
+                self._trials.add(sequence)
                 return Choice(max(1, guess.tokens), guess.offer)
         return choice
-
-    def _drafting(self, drafter: str) -> float:
-        return self._draft_seconds.get(drafter, _GUESSED_SHARE * self._cost.seconds(1))
-
-    def _observe_drafting(self, rounds: Sequence[RoundTrace], seconds: float) -> None:
-        """Who drafted in a step shares its time by what each was expected to take."""
-        expected: dict[str, float] = {}
-        late: set[str] = set()
-        for each in rounds:
-            offer, asked = each.choice.offer, each.choice.tokens
-            if offer is not None and asked:
-                # Where a draft ended early, the token that was doubted took its time too.
-                tokens = min(asked, each.drafted + 1)
-                expected[offer.drafter] = expected.get(offer.drafter, 0.0) + tokens * self._drafting(offer.drafter)
-                if offer.behind:
-                    late.add(offer.drafter)
-        if not expected or seconds <= 0:
-            return
-        excess = seconds - sum(expected.values())
-        if late and excess > 0:
-            # After a pause a drafter reads first what was said meanwhile. That is part of what trying it costs, so
-            # trials wait until it is made up for; a draft token costs none of it while drafts are in use, and if it
-            # were taken for dear now nothing would be learnt to the contrary while it is not used.
-            self._owed |= {drafter: self._owed.get(drafter, 0.0) + excess / len(late) for drafter in late}
-            return
-        ratio = max(0.5, min(2.0, seconds / sum(expected.values()))) ** _DRAFT_PACE
-        self._draft_seconds |= {drafter: ratio * self._drafting(drafter) for drafter in expected}

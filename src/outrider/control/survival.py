@@ -66,15 +66,15 @@ class SurvivalBook:
         self._shared: dict[Offer, Chances] = {}
         self._own: dict[int, dict[Offer, Chances]] = {}
 
-    def observe(self, trace: RoundTrace) -> None:
-        """Learn from a round that drafted, or was asked to."""
+    def observe(self, trace: RoundTrace, own: bool) -> None:
+        """Learn from a round that drafted, or was asked to; ``own``: also of its sequence, which goes on."""
         choice = trace.choice
         if choice.offer is None or choice.tokens == 0:
             return
-        shared = self._shared.setdefault(choice.offer, Chances(self._most, _SHARED_MEMORY))
-        own = self._own.setdefault(trace.sequence_id, {})
-        for chances in (shared, own.setdefault(choice.offer, Chances(self._most, _OWN_MEMORY))):
-            chances.observe(choice.tokens, trace.kept)
+        self._shared.setdefault(choice.offer, Chances(self._most, _SHARED_MEMORY)).observe(choice.tokens, trace.kept)
+        if own:
+            mine = self._own.setdefault(trace.sequence_id, {})
+            mine.setdefault(choice.offer, Chances(self._most, _OWN_MEMORY)).observe(choice.tokens, trace.kept)
 
     def survival(self, sequence_id: int, offer: Offer) -> list[float]:
         """Chance of each position, the first at least, to be reached and kept; falls, and ends where it is not worth a
