@@ -5,7 +5,8 @@ OutriderError
 ├── RequestError (ValueError)      one request that cannot be served; its neighbours go on
 ├── CapabilityError (ConfigError)  this runner, drafter and verifier do not go together
 ├── ModelError (ValueError)        a model or file that cannot be read
-└── FetchError (OSError)           weights that could not be downloaded or stored
+├── FetchError (OSError)           weights that could not be downloaded or stored
+└── ProcessLostError               one of several processes that train together has ended
 
 The message names the value, the limit, and what to do. The CLI prints it as one line and exits with 2;
 any other exception is a bug of ours and keeps its traceback.
@@ -34,3 +35,7 @@ class ModelError(OutriderError, ValueError):
 
 class FetchError(OutriderError, OSError):
     """Weights that could not be fetched, checked or stored."""
+
+
+class ProcessLostError(OutriderError):
+    """One of several processes that train together has ended, so that none of them can go on."""

@@ -92,7 +92,7 @@ class Draws:
         return Points(x_RD, x_RD.prod(1) + number % 3)
 
 
-def quiet(_: Progress) -> None:
+def quiet(_: object) -> None:
     pass
 
 
@@ -167,10 +167,13 @@ def test_it_is_alone_unless_a_launcher_says_otherwise(monkeypatch: pytest.Monkey
     for name in ("LOCAL_RANK", "ACCELERATE_MIXED_PRECISION"):
         monkeypatch.delenv(name, raising=False)
     monkeypatch.setitem(sys.modules, "accelerate", None)
-    assert launched_team() == Alone()
-    monkeypatch.setenv("LOCAL_RANK", "0")
+    for name in ("LOCAL_RANK", "RANK"):
+        # A batch system's, for any job.
+        monkeypatch.setenv(name, "0")
+        assert launched_team(quiet) == Alone()
+    monkeypatch.setenv("ACCELERATE_MIXED_PRECISION", "no")
     with pytest.raises(ConfigError, match=r"pip install 'outrider\[train\]'"):
-        launched_team()
+        launched_team(quiet)
 
 
 def test_what_a_launcher_started(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -183,10 +186,25 @@ def test_what_a_launcher_started(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "accelerate", fake)
     monkeypatch.setenv("ACCELERATE_MIXED_PRECISION", "no")
     monkeypatch.delenv("WORLD_SIZE", raising=False)
-    assert launched_team() == Alone(device)
-    monkeypatch.setenv("WORLD_SIZE", "2")
+    assert launched_team(quiet) == Alone(device)
+    given = {"WORLD_SIZE": "2", "RANK": "0", "LOCAL_RANK": "0", "MASTER_PORT": "29500", "MASTER_ADDR": "here"}
+    for name, value in given.items():
+        monkeypatch.setenv(name, value)
     with pytest.raises(ConfigError, match="2 processes were launched, but accelerate sees 1; set ACCELERATE_USE_CPU"):
-        launched_team()
+        launched_team(quiet)
+
+
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [("RANK", ""), ("LOCAL_RANK", ""), ("MASTER_PORT", "x"), ("MASTER_ADDR", ""), ("WORLD_SIZE", "two")],
+)
+def test_a_launch_by_halves_is_refused(name: str, value: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Before anybody waits for others, or trains alone into the folder of all."""
+    given = {"WORLD_SIZE": "2", "RANK": "0", "LOCAL_RANK": "0", "MASTER_PORT": "29500", "MASTER_ADDR": "here"}
+    for each, usual in {**given, name: value}.items():
+        monkeypatch.setenv(each, usual)
+    with pytest.raises(ConfigError, match=f"several processes were started, but {name}='{value}'"):
+        launched_team(quiet)
 
 
 def test_a_machine_that_lacks_the_text_is_told_so(tmp_path: Path) -> None:
@@ -284,7 +302,7 @@ def both(tmp_path_factory: pytest.TempPathFactory) -> Both:
 
 def one_process(folder: Path) -> None:
     """What one of them does."""
-    team = launched_team()
+    team = launched_team(quiet)
     assert isinstance(team, Together)
     said: dict[str, Any] = {"rank": team.rank, "size": team.size}
 
@@ -381,8 +399,12 @@ def test_the_command_prepares_text_once_and_trains_in_both(both: Both) -> None:
 
 
 def test_where_one_dies_the_other_does_not_wait(both: Both) -> None:
+    """It says so in a line, and keeps what was learnt until then."""
     assert all(code == 1 for code in both.codes)
-    assert not (both.folder / "dead").exists()
+    assert "ProcessLostError: another process of this run has ended" in both.errors[0].strip().splitlines()[-1]
+    state = load_checkpoint(both.folder / "dead")
+    assert state is not None
+    assert 0 < state["step"] < CONFIG.steps
 
 
 if __name__ == "__main__":

@@ -69,7 +69,7 @@ def run(
 
     config = read_settings(target, method, steps, setting or [])
     _check_folders(output, *([] if text is None else [text]))
-    team = launched_team()
+    team = launched_team(lambda text: print(f"outrider: {text}", file=sys.stderr))
     llm = LLM(
         target,
         dtype=check_dtype(dtype),

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from outrider.errors import ModelError
+from outrider.errors import ModelError, ProcessLostError
 from outrider.train.checkpoint import load_checkpoint, save_checkpoint
 from outrider.train.config import TrainConfig
 from outrider.train.team import ALONE, Team, moved
@@ -76,7 +76,7 @@ def train(
                 if time.monotonic() - saved > checkpoint_seconds:
                     save_checkpoint(folder, _state(step, task, optimizer, config, team))
                     saved = time.monotonic()
-    except KeyboardInterrupt:
+    except (KeyboardInterrupt, ProcessLostError):
         # Between two steps or within one: gradients of a step cut short are thrown away with it.
         if team.rank == 0:
             save_checkpoint(folder, _state(step, task, optimizer, config, team))
@@ -95,7 +95,7 @@ def _step(
     began, rate = time.perf_counter(), learning_rate(config, step)
     for group in optimizer.param_groups:
         group["lr"] = rate
-    numbers = [(step * config.accumulate + turn) * team.size + team.rank for turn in range(config.accumulate)]
+    numbers = ((step * config.accumulate + turn) * team.size + team.rank for turn in range(config.accumulate))
     own = _backward(task, (sampler.batch(*divmod(each, sampler.steps_per_epoch)) for each in numbers), team)
     loss, accepted, hits, rows = team.sums(own)
     if not math.isfinite(loss):
