@@ -6,6 +6,7 @@ import math
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
+import numpy as np
 import torch
 
 from outrider.sampling.arrays import as_floats
@@ -40,7 +41,9 @@ class Drafting:
         """
         if self.floor == 0 or not self.sequence.params.greedy:
             return False
-        self.likely *= float(torch.exp(logits_V.max().float() - torch.logsumexp(logits_V.float(), -1)))
+        # Not by torch: its exp is shared out to OpenMP threads, which then spin while the next pass needs their cores.
+        above_V = logits_V.float().numpy()
+        self.likely /= float(np.exp(above_V - above_V.max()).sum())
         if self.likely >= self.floor:
             return False
         self._end()
