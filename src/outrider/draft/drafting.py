@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 import torch
 
-from outrider.sampling.arrays import as_floats
+from outrider.sampling.arrays import Floats, as_floats
 from outrider.sampling.policy import PolicyRows, fit_vocabulary
 from outrider.types import Draft, RequestState
 
@@ -41,7 +41,8 @@ class Drafting:
         """
         if self.floor == 0 or not self.sequence.params.greedy:
             return False
-        # Not by torch: its exp is shared out to OpenMP threads, which then spin while the next pass needs their cores.
+        # By numpy, as all that is done with rows here: torch shares work on long ones out to OpenMP threads, which then
+        # spin while the next pass needs their cores.
         above_V = logits_V.float().numpy()
         self.likely /= float(np.exp(above_V - above_V.max()).sum())
         if self.likely >= self.floor:
@@ -58,16 +59,16 @@ class Drafting:
         None, and the draft ends here, where the row leaves nothing to choose: a draft may know none of the tokens that
         are allowed, or be broken, and that must not stop the requests beside it.
         """
-        if not _possible(logits_V):
+        logits_1V = as_floats(fit_vocabulary(logits_V[None], vocab_size))
+        if not _possible(logits_1V):
             self._end()
             return None
         i = len(self.tokens)
         generated = len(self.sequence.tokens) - self.sequence.prompt_length + i
-        logits_1V = as_floats(fit_vocabulary(logits_V[None], vocab_size))
         # As the target's own rows: where noise is shared only the winner counts, and equal logits have equal winners.
         normalised = not self.sequence.randomness.shared_noise
         logq_V = PolicyRows(logits_1V, self.sequence.params, generated, self.stop_ids, normalised)[0]
-        if not _possible(logq_V):
+        if not _possible(logq_V.numpy()):
             self._end()
             return None
         if self.sequence.params.greedy:
@@ -85,9 +86,9 @@ class Drafting:
         return Draft(tuple(self.tokens), torch.stack(self.logq))
 
 
-def _possible(row_V: torch.Tensor) -> bool:
+def _possible(row_V: Floats) -> bool:
     """Whether there is something to choose, and no NaN: a maximum is NaN where anything is."""
-    return math.isfinite(float(row_V.max()))
+    return math.isfinite(row_V.max())
 
 
 def begin(sequence: RequestState, budget: int, eos_ids: frozenset[int], floor: float = 0.0) -> Drafting:

@@ -1,7 +1,7 @@
 """Tensors as numpy arrays, for work on one row.
 
-A round's own work goes through numpy: torch gives what has more than 32,768 elements to OpenMP threads, which spin for
-a while afterwards, on cores that the next forward pass needs.
+A round's own work goes through numpy: torch gives what has more than 32,768 elements (exp and log: 2,048) to OpenMP
+threads, which spin for a while afterwards, on cores that the next forward pass needs.
 """
 
 from __future__ import annotations

@@ -14,6 +14,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Protocol
 
+import numpy as np
 import torch
 
 from outrider.draft.drafting import Drafting, begin
@@ -89,7 +90,7 @@ class SpireDrafter:
         # Twice what a draft sees: what waits is sifted once in so many rounds, not in each.
         self._most_waiting = _AT_ONCE if config.window is None else 2 * (config.window + config.sink)
         self._offer = Offer(self.name)
-        self._draft_ids = draft_ids
+        self._ids_V = draft_ids.numpy()
         self._ids = draft_ids.tolist()
         self._free = list(range(max_num_seqs))
         self._slots: dict[int, _Slot] = {}
@@ -189,6 +190,6 @@ class SpireDrafter:
         if row.sequence.params.greedy and row.sequence.params.min_tokens == 0:
             row.tokens.append(self._ids[int(logits_V.argmax())])
             return
-        all_V = torch.full((self._config.vocab_size,), -torch.inf)
-        all_V[self._draft_ids] = logits_V
-        row.draw(all_V, self._config.vocab_size)
+        all_V = np.full(self._config.vocab_size, -np.inf, np.float32)
+        all_V[self._ids_V] = logits_V.float().numpy()
+        row.draw(torch.from_numpy(all_V), self._config.vocab_size)
