@@ -20,7 +20,7 @@ def llm() -> LLM:
 def test_text_is_sensible_and_drafts_are_kept(llm: LLM) -> None:
     output = llm.generate(COPYING, SamplingParams(temperature=0.0, max_tokens=24))[0]
     assert output.outputs[0].text.startswith(LINE * 2)
-    assert output.metrics.drafter == "ngram"
+    assert output.metrics.drafter == "ngram+spire"
     assert output.metrics.tau > 2.0
 
 
