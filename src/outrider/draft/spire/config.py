@@ -89,7 +89,7 @@ class SpireConfig:
         wrong = [name for name, differs in odd.items() if differs]
         if wrong:
             raise ModelError(
-                f"a draft of the target's blocks takes plain Llama ones, and this target's have {', '.join(wrong)}; "
+                f"a draft of the target's blocks takes plain Llama blocks; this target's have {', '.join(wrong)}; "
                 "use 'draft_model'"
             )
         return cls(
