@@ -83,7 +83,7 @@ class Drafting:
         # Under shared noise the verifier compares tokens only, and stacking k vocabularies is not free.
         if not self.logq or self.sequence.randomness.shared_noise:
             return Draft(tuple(self.tokens))
-        return Draft(tuple(self.tokens), torch.stack(self.logq))
+        return Draft(tuple(self.tokens), torch.from_numpy(np.stack([logq_V.numpy() for logq_V in self.logq])))
 
 
 def _possible(row_V: Floats) -> bool:
