@@ -79,7 +79,7 @@ class GoodputController:
         counts = self._admit(best)
         self._trials.clear()
         return [
-            self._tried(sequence.id, Choice(count, guess.offer), each)
+            self._tried(sequence.id, Choice(count, guess.offer), each, batch)
             for sequence, guess, count, each in zip(sequences, best, counts, guesses, strict=True)
         ]
 
@@ -136,7 +136,7 @@ class GoodputController:
             counts[sequence] += 1
         return counts
 
-    def _tried(self, sequence: int, choice: Choice, guesses: Sequence[_Guess]) -> Choice:
+    def _tried(self, sequence: int, choice: Choice, guesses: Sequence[_Guess], batch: int) -> Choice:
         """The choice, or now and then an offer that was passed over: texts change, and so do the drafters' luck."""
         passed = self._passed.setdefault(sequence, {})
         for guess in guesses:
@@ -148,7 +148,8 @@ class GoodputController:
                 here.rounds, here.patience = 0, _SOONEST
                 continue
             here.rounds += 1
-            if here.rounds > here.patience and self._draft_cost.may_try(guess.offer.drafter):
+            # All of a batch together try as often as one alone would: each trial is a step that all wait for.
+            if here.rounds > here.patience * batch and self._draft_cost.may_try(guess.offer.drafter):
                 here.rounds, here.patience = 0, min(_LATEST, 2 * here.patience)
                 here.instead_of_none = choice.tokens == 0
                 self._trials.add(sequence)
