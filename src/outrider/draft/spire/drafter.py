@@ -144,7 +144,10 @@ class SpireDrafter:
         if self._config.window is None:
             self._catch_up(slot)
         else:
-            slot.put_by(*self._in_sight(*slot.take(), slot.known))
+            # Whole entries, and no work on tensors: this is a round without a draft.
+            first = slot.known - self._config.window
+            slot.waiting = [each for each in slot.waiting if each[0][-1] >= first or each[0][0] < self._config.sink]
+            slot.late = sum(len(positions) for positions, _ in slot.waiting)
 
     def _catch_up(self, slot: _Slot) -> None:
         if slot.waiting:
