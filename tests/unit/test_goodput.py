@@ -77,6 +77,16 @@ def test_a_drafter_that_is_always_wrong_costs_next_to_nothing() -> None:
     assert sum(choices[0].tokens for choices in world.run(400)) <= 4, "and it is hardly asked any more"
 
 
+def test_a_batch_tries_as_often_as_one_sequence() -> None:
+    """All its sequences together: a trial is a step that all wait for."""
+    tries = []
+    for batch in (1, 8):
+        world = World({DRAFT: 0.0}, batch=batch)
+        world.run(400)
+        tries.append(sum(choice.tokens > 0 for round_ in world.run(4000) for choice in round_))
+    assert 0 < tries[1] <= 2 * tries[0]
+
+
 def test_it_comes_back_and_goes_again() -> None:
     world = World({DRAFT: 0.0})
     world.run(300)
@@ -112,8 +122,8 @@ def test_nothing_offered_is_plain_decoding() -> None:
 def test_a_batch_gets_the_best_prefixes_of_all() -> None:
     """Against every possible choice, by survival known and costs known."""
     survivals = [[0.9, 0.8, 0.5], [0.6, 0.2, 0.1], [0.3, 0.25, 0.2]]
-    # The first has to catch up.
-    drafting, late = [0.0, 0.03, 0.01], [0.1, 0.0, 0.0]
+    # The last two have to catch up.
+    drafting, late = [0.0, 0.03, 0.01], [0.0, 0.05, 0.3]
     for row in (0.02, 0.1, 0.2, 0.5, 2.0):
         controller = GoodputController(StepCost({1: 1.0, 129: 1.0 + 128 * row}), most=3)
 

@@ -2,11 +2,8 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import pytest
 import torch
-from torch.utils._python_dispatch import TorchDispatchMode
 
 from outrider.engine.judge import judge
 from outrider.engine.sequence import Limits, Sequence
@@ -15,10 +12,9 @@ from outrider.sampling.rng import KeyedRandomness
 from outrider.testing import ByteTokenizer
 from outrider.types import Draft, Verdict
 from outrider.verify import verifier_named
+from tests.unit.wide_operations import WIDE, WideOperations
 
 RULES = ["greedy", "standard", "block", "coupled"]
-# torch starts threads above 32,768 elements.
-WIDE = 40_000
 
 
 def sequence(rule: str, params: SamplingParams) -> Sequence:
@@ -49,20 +45,6 @@ def test_no_row_after_a_refused_token_is_looked_at(rule: str) -> None:
     verdict = verifier_named(rule).judge(Draft((0, 0, 0, 0)), rows, KeyedRandomness(1, False).round(0))
     assert verdict == Verdict(1, 1)
     assert rows.asked == {0, 1}
-
-
-class WideOperations(TorchDispatchMode):  # type: ignore[no-untyped-call]
-    """Names the torch operations, views left out, on more elements than one thread is given; with dimensions."""
-
-    def __init__(self) -> None:
-        super().__init__()  # type: ignore[no-untyped-call]
-        self.names: set[tuple[str, int]] = set()
-
-    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        for each in args:
-            if isinstance(each, torch.Tensor) and each.numel() >= WIDE and not func.is_view:
-                self.names.add((func.overloadpacket.__name__, each.dim()))
-        return func(*args, **(kwargs or {}))
 
 
 @pytest.mark.parametrize("rule", RULES)

@@ -311,6 +311,28 @@ def test_states_that_wait_take_little_memory(kind: str, tmp_path: Path) -> None:
         assert set(positions) >= {0, *range(at - 7, at)}, "the sink and the window"
 
 
+def test_states_that_wait_are_sifted_now_and_then(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """Also where a prompt came with all a draft can see of it in one piece: not in every round without a draft."""
+    with on("torch"):
+        drafter = cast("SpireDrafter", pair("spire", decoder(), tmp_path).lazy)
+    sifted: list[int] = []
+    usual = drafter._shorten
+
+    def counted(slot: Any) -> None:
+        sifted.append(slot.late)
+        usual(slot)
+
+    monkeypatch.setattr(drafter, "_shorten", counted)
+    drafter.open(StubSequence(0, [1]))
+    states_LND = torch.zeros(2, 40, drafter._config.hidden_size)
+    drafter.remember(0, 0, states_LND)
+    for at in range(40, 340):
+        drafter.remember(0, at, states_LND[:, :1])
+    window = drafter._config.window
+    assert window is not None
+    assert 0 < len(sifted) <= 300 / window
+
+
 def test_of_a_position_that_comes_twice_the_later_states_count(tmp_path: Path) -> None:
     """A step that raised may hand some over again, also while the first are waiting."""
     tokens, sampled = list(range(9)), SamplingParams(temperature=1.0)

@@ -135,34 +135,6 @@ def filled_store(folder: Path) -> CaptureStore:
     return store
 
 
-def test_accumulated_batches_are_one_large_one(tmp_path: Path) -> None:
-    parts: list[Progress] = []
-    whole: list[Progress] = []
-    accumulated = learnt(replace(CONFIG, accumulate=3), Draws(), tmp_path / "parts", parts.append)
-    large = learnt(CONFIG, Draws(joined=3), tmp_path / "whole", whole.append)
-    assert_same(accumulated["module"], large["module"])
-    for part, one in zip(parts, whole, strict=True):
-        assert part.tokens == one.tokens
-        assert (part.loss, part.alpha, part.hits) == pytest.approx((one.loss, one.alpha, one.hits), rel=1e-12)
-    single = learnt(CONFIG, Draws(), tmp_path / "single")
-    assert (single["module"]["0.weight"] - large["module"]["0.weight"]).abs().max() > 1e-3
-
-
-def test_accumulation_goes_on_where_it_stopped(tmp_path: Path) -> None:
-    config = replace(CONFIG, accumulate=2)
-    whole = learnt(config, Draws(), tmp_path / "whole")
-    with pytest.raises(ModelError, match="no more"):
-        learnt(config, Draws(end=7), tmp_path / "parts")
-    seen: list[Progress] = []
-    parts = learnt(config, Draws(), tmp_path / "parts", seen.append)
-    assert [each.step for each in seen] == [4, 5, 6]
-    assert_same(parts["module"], whole["module"])
-    with pytest.raises(ModelError, match="another accumulate;"):
-        learnt(CONFIG, Draws(), tmp_path / "parts")
-    with pytest.raises(ConfigError, match="accumulate=0"):
-        TrainConfig(accumulate=0)
-
-
 def test_it_is_alone_unless_a_launcher_says_otherwise(monkeypatch: pytest.MonkeyPatch) -> None:
     for name in ("LOCAL_RANK", "ACCELERATE_MIXED_PRECISION"):
         monkeypatch.delenv(name, raising=False)

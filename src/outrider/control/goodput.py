@@ -102,10 +102,8 @@ class GoodputController:
 
     def _guess(self, sequence: int, offer: Offer, share: float, row: float) -> _Guess:
         survival = self._book.survival(sequence, offer)
-        drafting, late = (
-            self._draft_cost.token(offer.drafter, self._cost.seconds(1)),
-            self._draft_cost.catching_up(offer),
-        )
+        drafting = self._draft_cost.token(offer.drafter, self._cost.seconds(1))
+        late = self._draft_cost.catching_up(offer)
         tokens, cost, best, best_rate = 1.0, share + late, 0, 1 / share
         for count, chance in enumerate(survival, start=1):
             tokens, cost = tokens + chance, cost + row + drafting

@@ -43,8 +43,8 @@ class Drafting:
             return False
         # By numpy, as all that is done with rows here: torch shares work on long ones out to OpenMP threads, which then
         # spin while the next pass needs their cores.
-        above_V = logits_V.float().numpy()
-        self.likely /= float(np.exp(above_V - above_V.max()).sum())
+        row_V = as_floats(logits_V)
+        self.likely /= float(np.exp(row_V - row_V.max()).sum())
         if self.likely >= self.floor:
             return False
         self._end()

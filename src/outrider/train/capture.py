@@ -79,8 +79,11 @@ class CaptureStore:
         self.documents = self._read()
 
     def rows(self) -> NDArray[Any]:
-        """All records, mapped from disk."""
-        return np.memmap(self.folder / "rows.bin", self.settings.record, mode="r")
+        """All records, mapped from disk. Raises ConfigError on a machine that lacks them."""
+        path = self.folder / "rows.bin"
+        if not path.exists():
+            raise ConfigError(f"{self.folder} is not on this machine; machines that train together share a text folder")
+        return np.memmap(path, self.settings.record, mode="r")
 
     def append(self, runner: DecoderRunner, documents: Iterable[Document], progress: Callable[[int], None]) -> None:
         """Run the target over texts and keep their rows; ``progress(texts done)``."""

@@ -70,8 +70,6 @@ def run(
     method.check(config, runner)
     documents = team.from_main(lambda: training_documents(llm, text, config.seed, watcher))
     store = team.from_main(lambda: _capture(runner, documents, config, text.folder, watcher))
-    if not (store.folder / "rows.bin").exists():
-        raise ConfigError(f"{store.folder} is not on this machine; machines that train together share a text folder")
     eos_ids = llm.loaded.tokenizer.eos_ids
     draft_ids, coverage = frequent_tokens(documents, runner.vocab_size, config.draft_vocab_size, eos_ids)
     own_words = sum(len(document.tokens) - document.answer_start for document in documents)

@@ -18,6 +18,7 @@ import numpy as np
 import torch
 
 from outrider.draft.drafting import Drafting, begin
+from outrider.sampling.arrays import as_floats
 from outrider.types import Draft, Offer, RequestState
 
 if TYPE_CHECKING:
@@ -144,10 +145,14 @@ class SpireDrafter:
         if self._config.window is None:
             self._catch_up(slot)
         else:
-            # Whole entries, and no work on tensors: this is a round without a draft.
-            first = slot.known - self._config.window
-            slot.waiting = [each for each in slot.waiting if each[0][-1] >= first or each[0][0] < self._config.sink]
-            slot.late = sum(len(positions) for positions, _ in slot.waiting)
+            # By whole entries, as this is a round without a draft; of one that has the sink, that stays.
+            waiting, first, sink = slot.waiting, slot.known - self._config.window, self._config.sink
+            slot.waiting, slot.late = [], 0
+            for positions, states in waiting:
+                if positions[-1] >= first:
+                    slot.put_by(positions, states)
+                elif positions[0] < sink:
+                    slot.put_by(*self._in_sight(positions, states, slot.known))
 
     def _catch_up(self, slot: _Slot) -> None:
         if slot.waiting:
@@ -191,8 +196,8 @@ class SpireDrafter:
 
     def _draw(self, row: Drafting, logits_V: torch.Tensor) -> None:
         if row.sequence.params.greedy and row.sequence.params.min_tokens == 0:
-            row.tokens.append(self._ids[int(logits_V.argmax())])
+            row.tokens.append(self._ids[int(as_floats(logits_V).argmax())])
             return
         all_V = np.full(self._config.vocab_size, -np.inf, np.float32)
-        all_V[self._ids_V] = logits_V.float().numpy()
+        all_V[self._ids_V] = as_floats(logits_V)
         row.draw(torch.from_numpy(all_V), self._config.vocab_size)

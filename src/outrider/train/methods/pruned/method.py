@@ -7,7 +7,6 @@ from typing import TYPE_CHECKING
 
 import torch
 
-from outrider.draft.target_blocks import head_rows
 from outrider.train.methods.small.method import SmallMethod
 from outrider.train.methods.spire.method import spire_config
 
@@ -42,8 +41,7 @@ class PrunedMethod(SmallMethod):
         """From the target's weights, unless they are to be random."""
         task, batches = super().begin(config, material)
         if config.pruned_init:
-            head_VD = head_rows(material.tensors, material.draft_ids)
-            start_from_target(task.module, material.tensors, config.blocks, head_VD)
+            start_from_target(task.module, material.tensors, config.blocks)
         return task, batches
 
     def shape(self, config: TrainConfig, material: Material) -> SmallConfig:
@@ -59,13 +57,12 @@ class PrunedMethod(SmallMethod):
 
 
 @torch.no_grad()
-def start_from_target(
-    module: SmallModule, tensors: Mapping[str, torch.Tensor], blocks: Sequence[int], head_VD: torch.Tensor
-) -> None:
+def start_from_target(module: SmallModule, tensors: Mapping[str, torch.Tensor], blocks: Sequence[int]) -> None:
     """Embedding, blocks, final norm and the head's rows of the target; ``tensors`` by their Hugging Face names.
 
     The embedding stays as it is, as in a SPIRe draft, whose embedding is the target's own.
     """
+    head_VD = module.get_buffer("target_head_VD")
     for name, parameter in module.named_parameters():
         parameter.copy_(head_VD if name == "lm_head.weight" else tensors[_in_target(name, blocks)])
     module.model.embed_tokens.weight.requires_grad_(False)
