@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from enum import StrEnum
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING, NamedTuple, Protocol
 
 if TYPE_CHECKING:
     import torch
@@ -59,6 +59,14 @@ class Verdict:
 
     kept: int
     token: int
+
+
+class CommittedStates(NamedTuple):
+    """The target's states ``(layers, N, width)`` of N committed positions of a sequence, from ``start`` on."""
+
+    sequence_id: int
+    start: int
+    states_LND: torch.Tensor
 
 
 class RequestState(Protocol):

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING
 import pytest
 import torch
 
+from outrider.control.base import Offers
 from outrider.control.goodput import GoodputController
 from outrider.control.step_cost import StepCost
 from outrider.draft.model import ModelDrafter
@@ -22,7 +23,7 @@ from outrider.models.toy import ToyModel, ToyRunner
 from outrider.sampling.params import SamplingParams
 from outrider.sampling.policy import policy
 from outrider.testing import AdversarialDrafter, RandomDrafter, ScheduledController
-from outrider.types import Choice, Draft, Offer, RequestState, StepTrace
+from outrider.types import Choice, Draft, RequestState, StepTrace
 from outrider.verify.reference import EnumeratingDraws, Law, every_outcome, total_variation
 from tests.support import make_engine, run_one
 
@@ -76,8 +77,8 @@ class Reacting:
     def __init__(self) -> None:
         self._k = 2
 
-    def choose(self, sequences: Sequence[RequestState], offers: Sequence[Sequence[Offer]]) -> list[Choice]:
-        return [Choice(self._k, each[0]) if each else Choice() for each in offers]
+    def choose(self, sequences: Sequence[RequestState], offers: Offers) -> list[Choice]:
+        return [Choice(self._k, each[0]) if each else Choice() for each in map(offers, sequences)]
 
     def observe(self, trace: StepTrace) -> None:
         self._k = 2 if any(round_.kept for round_ in trace.rounds) else 1

@@ -11,6 +11,7 @@ import torch
 from outrider.draft.spire.drafter import SpireDrafter
 from outrider.sampling.params import SamplingParams
 from outrider.testing import StubSequence
+from outrider.types import CommittedStates
 from tests.unit.spires import TINY
 from tests.unit.wide_operations import WIDE, WideOperations
 
@@ -46,7 +47,7 @@ def test_a_draft_starts_no_threads(params: SamplingParams, shared_noise: bool) -
     drafter = SpireDrafter(config, Scripted(), ids, max_num_seqs=1, max_model_len=64, most=4, floor=1e-30)
     sequence = StubSequence(0, [3, 1], params, seed=1, shared_noise=shared_noise)
     drafter.open(sequence)
-    drafter.remember(0, 0, torch.zeros(len(config.reads), 1, config.hidden_size))
+    drafter.remember([CommittedStates(0, 0, torch.zeros(len(config.reads), 1, config.hidden_size))])
     with WideOperations() as seen:
         (draft,) = drafter.propose([sequence], [4])
     assert len(draft.tokens) == 4

@@ -186,7 +186,7 @@ class Forgetful(RandomDrafter):
     def close(self, sequence_id: int) -> None:
         self.fails = True
 
-    def remember(self, sequence_id: int, start: int, states_LND: object) -> None:
+    def remember(self, committed: object) -> None:
         if self.fails:
             self.fails = False
             raise CtrlCError

@@ -18,8 +18,8 @@ def test_every_sequence_gets_k(k: int) -> None:
     controller.observe(StepTrace((), PhaseSeconds()))
     offers = [(Offer("ngram", 3), Offer("spire")), (Offer("spire"),), ()]
     preferred = [Choice(k, Offer("ngram", 3)), Choice(k, Offer("spire")), Choice()]
-    assert controller.choose(sequences, offers) == preferred
-    assert controller.choose([], []) == []
+    assert controller.choose(sequences, lambda sequence: offers[sequence.id]) == preferred
+    assert controller.choose([], lambda _: ()) == []
 
 
 @pytest.mark.parametrize("k", [-1, 2.0, True, "3"])
@@ -29,7 +29,7 @@ def test_k_that_is_no_count_is_refused(k: object) -> None:
 
 
 def budgets(controller: ScheduledController, sequences: list[StubSequence]) -> list[int]:
-    return [choice.tokens for choice in controller.choose(sequences, [[Offer("any")]] * len(sequences))]
+    return [choice.tokens for choice in controller.choose(sequences, lambda _: (Offer("any"),))]
 
 
 def test_scheduled_budgets_are_ragged_and_go_round() -> None:

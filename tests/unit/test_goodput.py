@@ -5,6 +5,7 @@ from __future__ import annotations
 import random
 from collections.abc import Sequence
 from itertools import product
+from typing import Any
 
 import pytest
 
@@ -37,7 +38,7 @@ class World:
         return [self.round() for _ in range(rounds)]
 
     def round(self) -> list[Choice]:
-        choices = self.controller.choose(self.sequences, [tuple(self.chances)] * len(self.sequences))
+        choices = self.controller.choose(self.sequences, lambda _: tuple(self.chances))
         traces = []
         for sequence, choice in zip(self.sequences, choices, strict=True):
             kept = 0
@@ -115,8 +116,8 @@ def test_what_drafting_costs_counts() -> None:
 
 def test_nothing_offered_is_plain_decoding() -> None:
     controller = GoodputController()
-    assert controller.choose([StubSequence(0, [1])], [()]) == [Choice()]
-    assert controller.choose([], []) == []
+    assert controller.choose([StubSequence(0, [1])], lambda _: ()) == [Choice()]
+    assert controller.choose([], lambda _: ()) == []
 
 
 def test_a_batch_gets_the_best_prefixes_of_all() -> None:
@@ -138,12 +139,51 @@ def test_a_batch_gets_the_best_prefixes_of_all() -> None:
         assert rate(chosen) > best / 1.012, f"row {row}: {chosen}"
 
 
+def test_what_looks_hopeless_is_hopeless(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Nothing is taken without a look at every slot only where that look would have taken nothing."""
+    luck, looked = random.Random(0), 0
+    for _ in range(300):
+        seconds = {rows: 1 + rows * luck.uniform(0.01, 0.3) for rows in (1, 3, 5, 9, 17, 33, 129)}
+        controller = GoodputController(StepCost(seconds))
+        chances = [
+            sorted((luck.random() ** 3 for _ in range(luck.randint(1, 6))), reverse=True)
+            for _ in range(luck.randint(1, 12))
+        ]
+        guesses = [_Guess(DRAFT, each, luck.choice((0.0, 0.02)), luck.choice((0.0, 0.1))) for each in chances]
+        chosen = controller._admit(guesses)
+        with monkeypatch.context() as patch:
+            patch.setattr(controller._cost, "least_row", lambda _: 0.0)
+            assert controller._admit(guesses) == chosen
+        looked += any(chosen)
+    assert 50 < looked < 250
+
+
+def test_a_batch_that_decodes_plainly_is_hardly_looked_at(monkeypatch: pytest.MonkeyPatch) -> None:
+    for batch, share in ((1, 1.0), (8, 0.4)):
+        world, looked = World({DRAFT: 0.0}, batch=batch), 0
+        world.run(400)
+        guess = world.controller._guess
+
+        def counted(*given: Any, guess: Any = guess) -> Any:
+            nonlocal looked
+            looked += 1
+            return guess(*given)
+
+        monkeypatch.setattr(world.controller, "_guess", counted)
+        world.run(1000)
+        assert looked <= share * 1000 * batch
+        world.chances[DRAFT] = 0.9
+        world.run(1500)
+        awake = [choice.tokens > 0 for choices in world.run(400) for choice in choices]
+        assert sum(awake) > 0.5 * len(awake)
+
+
 def test_one_bad_sequence_does_not_spoil_the_others() -> None:
     """In company each sequence has its own survival."""
     sequences = [StubSequence(i, [1]) for i in range(4)]
     controller = GoodputController(StepCost({1: 1.0, 129: 1 + 128 * ROW}))
     for _ in range(60):
-        choices = controller.choose(sequences, [(DRAFT,)] * 4)
+        choices = controller.choose(sequences, lambda _: (DRAFT,))
         kept = [0 if seq.id == 0 else choice.tokens for seq, choice in zip(sequences, choices, strict=True)]
         traces = tuple(
             RoundTrace("req-0", seq.id, "spire", choice.tokens, k, k + 1, choice)
@@ -151,7 +191,7 @@ def test_one_bad_sequence_does_not_spoil_the_others() -> None:
         )
         rows = sum(choice.tokens + 1 for choice in choices)
         controller.observe(StepTrace(traces, PhaseSeconds(target=cost(rows)), rows))
-    ks = [choice.tokens for choice in controller.choose(sequences, [(DRAFT,)] * 4)]
+    ks = [choice.tokens for choice in controller.choose(sequences, lambda _: (DRAFT,))]
     assert ks[0] <= 1, "at most a trial"
     assert min(ks[1:]) >= 8
 
@@ -218,7 +258,7 @@ def test_sequences_that_ended_are_forgotten() -> None:
     controller = GoodputController()
     for number in range(50):
         sequence = StubSequence(number, [1])
-        (choice,) = controller.choose([sequence], [(DRAFT,)])
+        (choice,) = controller.choose([sequence], lambda _: (DRAFT,))
         controller.observe(
             StepTrace((RoundTrace("r", number, "spire", choice.tokens, 0, 1, choice),), PhaseSeconds(target=1.0), 3)
         )

@@ -23,7 +23,7 @@ class Timed:
         self.behind, self.seconds, self.tokens = 0, 0.0, 0
 
     def round(self) -> int:
-        (choice,) = self.controller.choose([self.sequence], [(Offer("draft_model", behind=self.behind),)])
+        (choice,) = self.controller.choose([self.sequence], lambda _: (Offer("draft_model", behind=self.behind),))
         kept = 0
         while kept < choice.tokens and self.random.random() < self.chance:
             kept += 1
@@ -92,7 +92,9 @@ class BesideLookup(Timed):
     def round(self) -> int:
         offers = () if self.alone else (Offer("draft_model", behind=self.behind),)
         self.turn = 1 - getattr(self, "turn", 0)
-        (choice,) = self.controller.choose([self.sequence], [(Offer("ngram", 3), *offers) if self.turn else offers])
+        (choice,) = self.controller.choose(
+            [self.sequence], lambda _: (Offer("ngram", 3), *offers) if self.turn else offers
+        )
         model = choice.offer is not None and choice.offer.drafter == "draft_model" and choice.tokens > 0
         chance, kept = (self.chance if model else 0.9), 0
         while kept < choice.tokens and self.random.random() < chance:

@@ -12,6 +12,7 @@ import pytest
 import torch
 
 from outrider.config import EngineConfig
+from outrider.control.base import Offers
 from outrider.draft.model import ModelDrafter
 from outrider.draft.ngram import NgramDrafter
 from outrider.draft.none import NoDrafter
@@ -26,7 +27,7 @@ from outrider.models.load import LoadedModel
 from outrider.models.toy import ToyModel, ToyRunner
 from outrider.sampling.params import SamplingParams
 from outrider.testing import ScriptedDrafter, StubSequence
-from outrider.types import Choice, Draft, Offer, RequestState, StepTrace
+from outrider.types import Choice, CommittedStates, Draft, Offer, RequestState, StepTrace
 from tests.support import LetterTokenizer, make_engine
 from tests.unit.decoders import VOCAB, families, on, random_weights
 from tests.unit.decoders import load as load_decoder
@@ -58,8 +59,8 @@ class Stretches:
         self._plans: dict[int, Iterator[bool]] = {}
         self._random = random.Random(seed)
 
-    def choose(self, sequences: Sequence[RequestState], offers: Sequence[Sequence[Offer]]) -> list[Choice]:
-        return [self._choice(sequence.id, each) for sequence, each in zip(sequences, offers, strict=True)]
+    def choose(self, sequences: Sequence[RequestState], offers: Offers) -> list[Choice]:
+        return [self._choice(sequence.id, offers(sequence)) for sequence in sequences]
 
     def _choice(self, sequence_id: int, offers: Sequence[Offer]) -> Choice:
         drafts = next(self._plans.setdefault(sequence_id, self._plan(sequence_id)))
@@ -99,12 +100,13 @@ class BesideOneThatKeepsUp:
     def sync(self, sequences: Sequence[RequestState]) -> None:
         self.lazy.sync(sequences)
 
-    def remember(self, sequence_id: int, start: int, states_LND: torch.Tensor) -> None:
-        lent_LND = states_LND.clone()
-        self.lazy.remember(sequence_id, start, lent_LND)
-        self.eager.remember(sequence_id, start, states_LND)
-        # What a pass left is not the drafter's to keep.
-        lent_LND.fill_(torch.nan)
+    def remember(self, committed: Sequence[CommittedStates]) -> None:
+        lent = [each._replace(states_LND=each.states_LND.clone()) for each in committed]
+        self.lazy.remember(lent)
+        self.eager.remember(committed)
+        for each in lent:
+            # What a pass left is not the drafter's to keep.
+            each.states_LND.fill_(torch.nan)
 
     def offers(self, sequence: RequestState) -> tuple[Offer, ...]:
         self.eager.sync([sequence])
@@ -134,11 +136,13 @@ def at_once(drafter: SpireDrafter) -> SpireDrafter:
     """States are remembered when they come."""
     config, step, slots = drafter._config, drafter._step, drafter._slots
 
-    def remember(sequence_id: int, start: int, states_LND: torch.Tensor) -> None:
-        end = slots[sequence_id].known = start + states_LND.shape[1]
-        first = 0 if config.window is None else end - config.window
-        seen = [p for p in range(start, end) if p < config.sink or p >= first]
-        step.remember(slots[sequence_id].index, seen, states_LND[:, [p - start for p in seen]])
+    def remember(committed: Sequence[CommittedStates]) -> None:
+        for sequence_id, start, states_LND in committed:
+            slot, end = slots[sequence_id], start + states_LND.shape[1]
+            slot.known = slot.remembered = end
+            first = 0 if config.window is None else end - config.window
+            seen = [p for p in range(start, end) if p < config.sink or p >= first]
+            step.remember(slot.index, seen, states_LND[:, [p - start for p in seen]])
 
     drafter.remember = remember  # type: ignore[method-assign]
     return drafter
@@ -223,7 +227,7 @@ def test_at_budget_zero_nothing_is_run(tmp_path: Path) -> None:
 
         class Lookup(Stretches):
             def choose(self, sequences: Any, offers: Any) -> list[Choice]:
-                chosen = [next((o for o in each if o.drafter == "ngram"), None) for each in offers]
+                chosen = [next((o for o in each if o.drafter == "ngram"), None) for each in map(offers, sequences)]
                 return [Choice(2 if offer else 0, offer) for offer in chosen]
 
         engine = Engine(runner, both.lazy, Lookup(0), LetterTokenizer())
@@ -292,45 +296,21 @@ def test_no_room_is_no_offer() -> None:
 
 
 @pytest.mark.parametrize("kind", ["spire", "spire-all"])
-def test_states_that_wait_take_little_memory(kind: str, tmp_path: Path) -> None:
+def test_what_is_behind_is_what_a_draft_can_see(kind: str, tmp_path: Path) -> None:
+    """However long it waits; a draft that sees everything never lets more wait than it remembers at once."""
     with on("torch"):
         drafter = cast("SpireDrafter", pair(kind, decoder(), tmp_path).lazy)
-    drafter.open(StubSequence(0, [1]))
-    at, width = 0, drafter._config.hidden_size
-    waiting: list[tuple[Sequence[int], torch.Tensor]] = []
-    for rows in (200, *[1] * 150, 60, *[3] * 30):
-        whole_LND = torch.zeros(2, 400, width)
-        drafter.remember(0, at, whole_LND[:, :rows])
-        at += rows
-        waiting = drafter._slots[0].waiting
-        held = sum(states.untyped_storage().nbytes() for _, states in waiting)
-        assert held <= 2 * width * 4 * 128
-        assert sum(len(positions) for positions, _ in waiting) == drafter._slots[0].late
-    positions = [p for each, _ in waiting for p in each]
-    if kind == "spire":
-        assert set(positions) >= {0, *range(at - 7, at)}, "the sink and the window"
-
-
-def test_states_that_wait_are_sifted_now_and_then(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    """Also where a prompt came with all a draft can see of it in one piece: not in every round without a draft."""
-    with on("torch"):
-        drafter = cast("SpireDrafter", pair("spire", decoder(), tmp_path).lazy)
-    sifted: list[int] = []
-    usual = drafter._shorten
-
-    def counted(slot: Any) -> None:
-        sifted.append(slot.late)
-        usual(slot)
-
-    monkeypatch.setattr(drafter, "_shorten", counted)
-    drafter.open(StubSequence(0, [1]))
-    states_LND = torch.zeros(2, 40, drafter._config.hidden_size)
-    drafter.remember(0, 0, states_LND)
-    for at in range(40, 340):
-        drafter.remember(0, at, states_LND[:, :1])
-    window = drafter._config.window
-    assert window is not None
-    assert 0 < len(sifted) <= 300 / window
+    sequence = StubSequence(0, [1])
+    drafter.open(sequence)
+    for rows in (30, *[1] * 20, 40, *[3] * 30, 5):
+        states_LND = torch.zeros(2, rows, drafter._config.hidden_size)
+        drafter.remember([CommittedStates(0, len(sequence.tokens) - 1, states_LND)])
+        sequence.append([1] * rows)
+        late = drafter.offers(sequence)[0].behind + 16
+        if kind == "spire":
+            assert late == 16, "seven positions and the sink hardly show"
+        else:
+            assert rows <= late <= 128
 
 
 def test_of_a_position_that_comes_twice_the_later_states_count(tmp_path: Path) -> None:
@@ -344,7 +324,7 @@ def test_of_a_position_that_comes_twice_the_later_states_count(tmp_path: Path) -
             sequence = StubSequence(0, tokens, sampled)
             drafter.open(sequence)
             for start, states_LND in handed:
-                drafter.remember(0, start, states_LND)
+                drafter.remember([CommittedStates(0, start, states_LND)])
             laws.append(drafter.propose([sequence], [3])[0].logq_KV)
     assert laws[0] is not None
     assert laws[1] is not None

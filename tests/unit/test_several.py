@@ -60,7 +60,7 @@ def test_each_sequence_gets_the_offer_that_was_chosen() -> None:
 class Reader(NoDrafter):
     layers = (1,)
 
-    def remember(self, sequence_id: int, start: int, states_LND: Any) -> None:
+    def remember(self, committed: Any) -> None:
         """Nothing to remember."""
 
 

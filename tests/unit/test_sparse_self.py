@@ -19,7 +19,7 @@ from outrider.models.decoder import DecoderRunner
 from outrider.models.load import LoadedModel
 from outrider.models.toy import ToyRunner
 from outrider.testing import DrafterContract, StubSequence
-from outrider.types import Draft, RequestState
+from outrider.types import CommittedStates, Draft, RequestState
 from tests.support import GREEDY, MODEL, LetterTokenizer
 from tests.unit.decoders import BACKENDS, VOCAB, families, load, on, random_weights, reference
 from tests.unit.tiny_llama import write_target
@@ -42,14 +42,14 @@ def drafted(family: str, tokens: list[int], fresh: int | None = None) -> tuple[i
     for start, end in ((0, 7), (7, len(tokens) - 1)):
         scores = runner.score([Feed(0, tuple(tokens[start:end]), 0)], layers=drafter.layers)
         assert scores.states is not None
-        drafter.remember(0, start, scores.states[0])
+        drafter.remember([CommittedStates(0, start, scores.states[0])])
     draft = drafter.propose([sequence], [K])[0]
     if fresh is None:
         return draft.tokens
     scores = runner.score([Feed(0, (tokens[-1],), 0)], layers=drafter.layers)
     assert scores.states is not None
     sequence.append([fresh])
-    drafter.remember(0, len(tokens) - 1, scores.states[0])
+    drafter.remember([CommittedStates(0, len(tokens) - 1, scores.states[0])])
     return drafter.propose([sequence], [K])[0].tokens
 
 
@@ -119,7 +119,7 @@ class _Fed(SparseSelfDrafter):
             if lacking:
                 scores = self.runner.score([Feed(sequence.id, lacking, 0)], layers=self.layers)
                 assert scores.states is not None
-                self.remember(sequence.id, start, scores.states[0])
+                self.remember([CommittedStates(sequence.id, start, scores.states[0])])
 
     def propose(self, sequences: Sequence[RequestState], budgets: Sequence[int]) -> list[Draft]:
         self.sync(sequences)

@@ -33,7 +33,7 @@ from outrider.sampling.params import SamplingParams
 from outrider.testing import StubSequence
 from outrider.train.methods.spire.model import SpireModule
 from outrider.train.methods.spire.train import start_from_target
-from outrider.types import Choice, Draft, Offer, RequestState
+from outrider.types import Choice, CommittedStates, Draft, Offer, RequestState
 from tests.support import GREEDY, MODEL, LetterTokenizer
 from tests.unit.decoders import BACKENDS, VOCAB, families, on, random_weights, reference
 from tests.unit.decoders import load as load_decoder
@@ -130,9 +130,15 @@ def test_bytes_are_plain_decodings(runner: DecoderRunner, params: SamplingParams
         assert all(output.metrics.drafted > 0 for output in drafted)
 
 
-def test_a_draft_does_not_depend_on_how_the_prompt_was_read(runner: DecoderRunner, tmp_path: Path) -> None:
+@pytest.mark.parametrize("window", [7, None])
+def test_a_draft_does_not_depend_on_how_the_prompt_was_read(
+    runner: DecoderRunner, window: int | None, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
     """Chunks of any size hand over the same states, a sink far behind the window among them: logits are the same."""
-    save(small_draft(), tmp_path, {}, int8=False)
+    # Less than the longest chunk and more than the shortest.
+    monkeypatch.setattr("outrider.draft.spire.drafter._AT_ONCE", 16)
+    whole = small_draft()
+    save(replace(whole, config=replace(whole.config, window=window)), tmp_path, {}, int8=False)
     prompt, params = PROMPTS[2], SamplingParams(temperature=0, max_tokens=12)
     drafted = []
     for chunk in (512, 30, 7):
@@ -162,10 +168,11 @@ def test_states_handed_over_are_the_committed_ones(runner: DecoderRunner, tmp_pa
     known: dict[int, int] = {}
     remember = drafter.remember
 
-    def watched(sequence_id: int, start: int, states_LND: torch.Tensor) -> None:
-        assert start == known.get(sequence_id, 0)
-        known[sequence_id] = start + states_LND.shape[1]
-        remember(sequence_id, start, states_LND)
+    def watched(committed: Sequence[CommittedStates]) -> None:
+        for sequence_id, start, states_LND in committed:
+            assert start == known.get(sequence_id, 0)
+            known[sequence_id] = start + states_LND.shape[1]
+        remember(committed)
 
     drafter.remember = watched  # type: ignore[method-assign]
     config = EngineConfig(max_num_seqs=4, max_num_batched_tokens=16)
@@ -230,7 +237,7 @@ def test_nothing_is_offered_before_the_prompt_was_read(runner: DecoderRunner, tm
     for _ in range(2):
         drafter.open(sequence)
         assert drafter.offers(sequence) == ()
-        drafter.remember(sequence.id, 0, states_LND[:, :-1])
+        drafter.remember([CommittedStates(sequence.id, 0, states_LND[:, :-1])])
         assert drafter.offers(sequence) == (Offer("spire"),)
         drafter.close(sequence.id)
 

@@ -2,17 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import Protocol
+from collections.abc import Callable, Sequence
+from typing import Protocol, TypeAlias
 
 from outrider.types import Choice, Offer, RequestState, StepTrace
+
+Offers: TypeAlias = Callable[[RequestState], Sequence[Offer]]
+"""What is offered for a sequence in this round: the drafter's preference first, or nothing. Each asking takes time."""
 
 
 class Controller(Protocol):
     """Chooses draft lengths from past rounds only, so that the output law is untouched."""
 
-    def choose(self, sequences: Sequence[RequestState], offers: Sequence[Sequence[Offer]]) -> list[Choice]:
-        """One choice per sequence, from what is offered for it: the drafter's preference first, or nothing."""
+    def choose(self, sequences: Sequence[RequestState], offers: Offers) -> list[Choice]:
+        """One choice per sequence, from what is offered for it; whoever decodes plainly anyway need not look."""
         ...
 
     def observe(self, trace: StepTrace) -> None:

@@ -12,7 +12,8 @@ from outrider.types import Choice
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from outrider.types import Offer, RequestState, StepTrace
+    from outrider.control.base import Offers
+    from outrider.types import RequestState, StepTrace
 
 
 @dataclass(frozen=True)
@@ -25,9 +26,9 @@ class FixedController:
         if not is_whole(self.k) or self.k < 0:
             raise ConfigError(f"num_speculative_tokens={self.k!r} must be a whole number, 0 or more")
 
-    def choose(self, sequences: Sequence[RequestState], offers: Sequence[Sequence[Offer]]) -> list[Choice]:
-        del sequences
-        return [Choice(self.k, each[0]) if each else Choice() for each in offers]
+    def choose(self, sequences: Sequence[RequestState], offers: Offers) -> list[Choice]:
+        offered = [offers(sequence) for sequence in sequences]
+        return [Choice(self.k, each[0]) if each else Choice() for each in offered]
 
     def observe(self, trace: StepTrace) -> None:
         """Nothing to learn: the budget is fixed."""

@@ -20,6 +20,7 @@ from outrider.types import Choice
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
+    from outrider.control.base import Offers
     from outrider.types import Offer, RequestState, StepTrace
 
 _CLEAR_GAIN = 1.01
@@ -28,6 +29,9 @@ _SOONEST, _LATEST = 8, 128
 """Rounds that an offer is passed over before it is tried, doubled with every trial that changes nothing."""
 _UNLIKELY, _UNLIKELY_PATIENCE = 0.2, 32
 """A first token less likely than this is not tried so soon, whoever asks first."""
+
+_DOZE_AFTER, _DOZE = 8, 4
+"""Rounds in which no draft paid before a batch is looked at only once in so many: a look is a per cent of a step."""
 
 
 @dataclass
@@ -62,29 +66,38 @@ class GoodputController:
         self._book = SurvivalBook(most)
         self._passed: dict[int, dict[Offer, _Passed]] = {}
         self._trials: set[int] = set()
+        self._plain_rounds = 0
+        self._unseen = 0
 
-    def choose(self, sequences: Sequence[RequestState], offers: Sequence[Sequence[Offer]]) -> list[Choice]:
+    def choose(self, sequences: Sequence[RequestState], offers: Offers) -> list[Choice]:
         """The best offer of each sequence, and as much of each as pays for all together."""
         if not sequences:
             return []
         batch = len(sequences)
+        self._unseen += 1
+        if self._dozes(batch):
+            return [Choice()] * batch
         plain, more = self._cost.seconds(batch), self._cost.seconds(4 * batch)
         # A share of the step, and what a row costs where the others go on as they are.
         share, row = plain / batch, (more - plain) / (3 * batch)
         guesses = [
             [self._guess(sequence.id, offer, share, row) for offer in each]
-            for sequence, each in zip(sequences, offers, strict=True)
+            for sequence, each in zip(sequences, map(offers, sequences), strict=True)
         ]
         best = [max(each, key=lambda guess: guess.rate, default=_Guess()) for each in guesses]
         counts = self._admit(best)
         self._trials.clear()
-        return [
+        choices = [
             self._tried(sequence.id, Choice(count, guess.offer), each, batch)
             for sequence, guess, count, each in zip(sequences, best, counts, guesses, strict=True)
         ]
+        self._plain_rounds = 0 if any(counts) else self._plain_rounds + self._unseen
+        self._unseen = 0
+        return choices
 
     def observe(self, trace: StepTrace) -> None:
-        for each in trace.rounds:
+        asked = [each for each in trace.rounds if each.choice.tokens]
+        for each in asked:
             # One that ended with this round, or has a length of its own, will not be chosen for.
             self._book.observe(each, own=each.sequence_id in self._passed)
             offer = each.choice.offer
@@ -94,11 +107,15 @@ class GoodputController:
         self._draft_cost.pass_by(trace.seconds.total)
         if trace.prompt_rows == 0 and trace.rounds:
             self._cost.observe(trace.rows, trace.seconds.total - trace.seconds.draft)
-            self._draft_cost.observe(trace.rounds, trace.seconds.draft, self._cost.seconds(1), self._trials)
+            self._draft_cost.observe(asked, trace.seconds.draft, self._cost.seconds(1), self._trials)
 
     def close(self, sequence_id: int) -> None:
         self._passed.pop(sequence_id, None)
         self._book.forget(sequence_id)
+
+    def _dozes(self, batch: int) -> bool:
+        """Whether the batch goes on as it did, unseen."""
+        return self._plain_rounds >= _DOZE_AFTER and self._unseen < min(batch, _DOZE)
 
     def _guess(self, sequence: int, offer: Offer, share: float, row: float) -> _Guess:
         survival = self._book.survival(sequence, offer)
@@ -106,6 +123,9 @@ class GoodputController:
         late = self._draft_cost.catching_up(offer)
         tokens, cost, best, best_rate = 1.0, share + late, 0, 1 / share
         for count, chance in enumerate(survival, start=1):
+            # Survival falls: what does not raise the rate here does not further on.
+            if chance * cost <= tokens * (row + drafting):
+                break
             tokens, cost = tokens + chance, cost + row + drafting
             if tokens / cost > best_rate:
                 best, best_rate = count, tokens / cost
@@ -114,6 +134,10 @@ class GoodputController:
     def _admit(self, guesses: Sequence[_Guess]) -> list[int]:
         """Draft tokens of each sequence at the best rate of all. Whoever is behind catches up before its first."""
         batch = len(guesses)
+        plain, row = self._cost.seconds(batch), self._cost.least_row(batch)
+        # Where no first token pays for the cheapest row there is, nothing does.
+        if all(each.survival[0] * plain <= batch * (row + each.seconds) for each in guesses if each.survival):
+            return [0] * batch
         slots = sorted(
             (
                 (chance, i, each.seconds + (0.0 if place else each.late))
@@ -145,7 +169,7 @@ class GoodputController:
             if choice.tokens and guess.offer == choice.offer:
                 here.rounds, here.patience = 0, _SOONEST
                 continue
-            here.rounds += 1
+            here.rounds += self._unseen
             # All of a batch together try as often as one alone would: each trial is a step that all wait for.
             if here.rounds > here.patience * batch and self._draft_cost.may_try(guess.offer.drafter):
                 here.rounds, here.patience = 0, min(_LATEST, 2 * here.patience)

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import math
+from bisect import bisect_left
+from itertools import pairwise
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -11,6 +13,8 @@ if TYPE_CHECKING:
     from collections.abc import Mapping
 
 _ROWS = (1, 2, 3, 4, 5, 6, 8, 10, 13, 17, 25, 33, 49, 65, 97, 129)
+_BORDERS = tuple((low + high) / 2 for low, high in pairwise(_ROWS))
+"""Between what is nearer to one of them and what is nearer to the next."""
 _GUESSED_ROW = 0.04
 """Share of a one-row step that a row more costs, until it is measured."""
 _SPEED_PACE, _SHAPE_PACE, _LARGEST_SURPRISE = 0.1, 0.02, 0.7
@@ -30,10 +34,11 @@ class StepCost:
         sets the scale."""
         known = dict(measured) if measured else {1: 1.0}
         self._known_scale = bool(measured)
-        self._shape = np.log([_interpolated(known, rows) for rows in _ROWS])
-        self._left = np.zeros(len(_ROWS))
+        self._shape = [math.log(_interpolated(known, rows)) for rows in _ROWS]
+        self._left = [0.0] * len(_ROWS)
         self._speed, self._seen = 0.0, 0
         self._table: list[float] = []
+        self._least_rows: dict[int, float] = {}
         self._tabulate()
 
     def seconds(self, rows: int) -> float:
@@ -44,11 +49,21 @@ class StepCost:
         """``seconds`` of every count from ``least`` to ``most``."""
         return [self._scale * self._relative(rows) for rows in range(least, most + 1)]
 
+    def least_row(self, rows: int) -> float:
+        """Least seconds of each row more that any number of them takes, beside a pass of ``rows``."""
+        least = self._least_rows.get(rows)
+        if least is None:
+            # Beyond the table a row costs what those before it did on average.
+            here, last = self._relative(rows), len(self._table) - 1
+            more = [(self._table[count] - here) / (count - rows) for count in range(rows + 1, last + 1)]
+            least = self._least_rows[rows] = min([self._table[last] / last, *more])
+        return self._scale * least
+
     def observe(self, rows: int, seconds: float) -> None:
         """Learn from a step that read no prompt."""
         if rows < 1 or seconds <= 0:
             return
-        near = min(range(len(_ROWS)), key=lambda i: abs(_ROWS[i] - rows))
+        near = bisect_left(_BORDERS, rows)
         here = math.log(seconds / self.seconds(rows)) + self._speed + self._left[near]
         if not self._known_scale:
             self._known_scale, self._speed = True, here
@@ -67,11 +82,12 @@ class StepCost:
         return self._table[-1] * rows / (len(self._table) - 1)
 
     def _tabulate(self) -> None:
-        shape = np.exp(self._shape + self._left)
+        shape = np.exp(np.add(self._shape, self._left))
         rows = np.arange(1, _ROWS[-1] + 1)
         # More rows never take less: where noise says so, drafting would look better than free.
         table = np.maximum.accumulate(np.interp(rows, _ROWS, shape))
         self._table = [0.0, *table.tolist()]
+        self._least_rows.clear()
         self._scale = math.exp(self._speed)
 
 

@@ -65,12 +65,14 @@ class SurvivalBook:
         self._most = most
         self._shared: dict[Offer, Chances] = {}
         self._own: dict[int, dict[Offer, Chances]] = {}
+        self._known: dict[tuple[int, Offer], list[float]] = {}
 
     def observe(self, trace: RoundTrace, own: bool) -> None:
         """Learn from a round that drafted, or was asked to; ``own``: also of its sequence, which goes on."""
         choice = trace.choice
         if choice.offer is None or choice.tokens == 0:
             return
+        self._known.clear()
         self._shared.setdefault(choice.offer, Chances(self._most, _SHARED_MEMORY)).observe(choice.tokens, trace.kept)
         if own:
             mine = self._own.setdefault(trace.sequence_id, {})
@@ -79,6 +81,18 @@ class SurvivalBook:
     def survival(self, sequence_id: int, offer: Offer) -> list[float]:
         """Chance of each position, the first at least, to be reached and kept; falls, and ends where it is not worth a
         thought."""
+        # Asked for in every round; where nobody drafts nothing is learnt between.
+        survival = self._known.get((sequence_id, offer))
+        if survival is None:
+            survival = self._known[sequence_id, offer] = self._survival(sequence_id, offer)
+        return survival
+
+    def forget(self, sequence_id: int) -> None:
+        """Drop what is a sequence's own."""
+        self._own.pop(sequence_id, None)
+        self._known.clear()
+
+    def _survival(self, sequence_id: int, offer: Offer) -> list[float]:
         shared = self._shared.get(offer)
         known = [_GUESS] * self._most if shared is None else shared.alone()
         own = self._own.get(sequence_id, {}).get(offer)
@@ -89,7 +103,3 @@ class SurvivalBook:
                 break
             survival.append(survival[-1] * chance)
         return survival
-
-    def forget(self, sequence_id: int) -> None:
-        """Drop what is a sequence's own."""
-        self._own.pop(sequence_id, None)

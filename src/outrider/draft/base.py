@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Protocol, cast, runtime_checkable
 from outrider.types import Choice, Draft, Offer, RequestState
 
 if TYPE_CHECKING:
-    import torch
+    from outrider.types import CommittedStates
 
 
 class Drafter(Protocol):
@@ -91,8 +91,8 @@ class StateDrafter(Drafter, Protocol):
         """Target layers after which it wants the residual stream; see ``TargetRunner.score``."""
         ...
 
-    def remember(self, sequence_id: int, start: int, states_LND: torch.Tensor) -> None:
-        """The states of committed positions ``start`` and on, in order and each once, with every target pass.
+    def remember(self, committed: Sequence[CommittedStates]) -> None:
+        """With every target pass, what it was for each sequence: states in order of positions, each position once.
 
         What a pass computed for rejected draft tokens is never among them.
         """

@@ -78,6 +78,7 @@ class NgramDrafter:
             )
         self._sizes = (prompt_lookup_min, prompt_lookup_max)
         self._indexes: dict[int, NgramIndex] = {}
+        self._offers = {grade: (Offer(self.name, grade),) for grade in _GRADES}
 
     def open(self, sequence: RequestState) -> None:
         self._indexes[sequence.id] = NgramIndex(*self._sizes)
@@ -95,7 +96,7 @@ class NgramDrafter:
         found = self._indexes[sequence.id].match(sequence.tokens)
         if found is None:
             return ()
-        return (Offer(self.name, next(grade for grade in _GRADES if grade <= found[1])),)
+        return self._offers[next(grade for grade in _GRADES if grade <= found[1])]
 
     def propose(self, sequences: Sequence[RequestState], budgets: Sequence[int]) -> list[Draft]:
         self.sync(sequences)

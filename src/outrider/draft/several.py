@@ -10,10 +10,8 @@ from outrider.types import Choice, Draft, Offer
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    import torch
-
     from outrider.draft.base import Drafter
-    from outrider.types import RequestState
+    from outrider.types import CommittedStates, RequestState
 
 
 class SeveralDrafter:
@@ -36,9 +34,9 @@ class SeveralDrafter:
     def layers(self) -> tuple[int, ...]:
         return () if self._reader is None else self._reader.layers
 
-    def remember(self, sequence_id: int, start: int, states_LND: torch.Tensor) -> None:
+    def remember(self, committed: Sequence[CommittedStates]) -> None:
         if self._reader is not None:
-            self._reader.remember(sequence_id, start, states_LND)
+            self._reader.remember(committed)
 
     def open(self, sequence: RequestState) -> None:
         for drafter in self.drafters:

@@ -24,7 +24,17 @@ from outrider.errors import RequestError
 from outrider.models.base import Feed, Scores, TargetRunner
 from outrider.sampling.params import SamplingParams
 from outrider.sampling.rng import KeyedRandomness, child_seed, fresh_seed
-from outrider.types import Choice, Draft, Offer, PhaseSeconds, RequestOutput, RoundTrace, StepTrace
+from outrider.types import (
+    Choice,
+    CommittedStates,
+    Draft,
+    Offer,
+    PhaseSeconds,
+    RequestOutput,
+    RequestState,
+    RoundTrace,
+    StepTrace,
+)
 from outrider.verify import choose_verifier
 
 
@@ -210,20 +220,19 @@ class Engine:
 
     def _choose(self, ready: Seq[Sequence]) -> list[Choice]:
         """What each request asks for, and for the others what the controller chooses."""
-        offers = {seq.id: self._offers(seq) for seq in ready}
         free = [seq for seq in ready if seq.params.speculation.num_speculative_tokens is None]
-        chosen = self.controller.choose(free, [offers[seq.id] for seq in free])
-        choices = dict(zip((seq.id for seq in free), chosen, strict=True))
+        choices = dict(zip((seq.id for seq in free), self.controller.choose(free, self._offers), strict=True))
         for seq in ready:
             asked = seq.params.speculation.num_speculative_tokens
             if asked is not None:
-                choices[seq.id] = Choice(asked, offers[seq.id][0]) if offers[seq.id] else Choice()
+                offers = self._offers(seq) if asked else ()
+                choices[seq.id] = Choice(asked, offers[0]) if offers else Choice()
         # A round emits at most k + 1 tokens, so more than room - 1 drafts could never all be used; this also
         # keeps len(tokens) + k within the slot.
         limited = ((choices[seq.id], seq.room - 1) for seq in ready)
         return [Choice(max(0, min(choice.tokens, room)), choice.offer) for choice, room in limited]
 
-    def _offers(self, seq: Sequence) -> tuple[Offer, ...]:
+    def _offers(self, seq: RequestState) -> tuple[Offer, ...]:
         offers, wanted = offers_of(self.drafter, seq), seq.params.speculation.method
         return offers if wanted is None else tuple(offer for offer in offers if offer.drafter == wanted)
 
@@ -255,10 +264,13 @@ class Engine:
         if self._state_drafter is None or scores.states is None:
             return
         sequences = (*batch.ready, *(seq for seq, _ in batch.filling))
+        committed = []
         for seq, start, states_LND in zip(sequences, starts, scores.states, strict=True):
             if not seq.finished and _may_draft(seq):
                 kept = self.runner.length(seq.id) - start
-                self._state_drafter.remember(seq.id, start, states_LND[:, :kept])
+                whole = kept == states_LND.shape[1]
+                committed.append(CommittedStates(seq.id, start, states_LND if whole else states_LND[:, :kept]))
+        self._state_drafter.remember(committed)
 
     def _feeds(self, batch: Batch, drafts: list[Draft]) -> Iterator[Feed]:
         #   tokens:  [ KV holds these | lacking ... pending ] + drafts

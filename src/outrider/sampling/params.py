@@ -46,6 +46,9 @@ class RequestSpeculation:
             raise ConfigError(f"speculative: method={self.method!r} must be the name of one of the engine's drafters")
 
 
+_NOTHING_ASKED = RequestSpeculation()
+
+
 @dataclass(frozen=True)
 class SamplingParams:
     """How to choose the tokens of one request, and when to stop. Raises ConfigError on a value that cannot work."""
@@ -120,7 +123,7 @@ class SamplingParams:
     @property
     def speculation(self) -> RequestSpeculation:
         """What the request says of its drafts, or nothing."""
-        return self.speculative if isinstance(self.speculative, RequestSpeculation) else RequestSpeculation()
+        return self.speculative if isinstance(self.speculative, RequestSpeculation) else _NOTHING_ASKED
 
     @property
     def greedy(self) -> bool:

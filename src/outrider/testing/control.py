@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 
-from outrider.types import Choice, Offer, RequestState, StepTrace
+from outrider.control.base import Offers
+from outrider.types import Choice, RequestState, StepTrace
 
 BudgetRule = Callable[[RequestState, int], int]
 
@@ -20,10 +21,10 @@ class ScheduledController:
         self._calls = 0
         self.traces: list[StepTrace] = []
 
-    def choose(self, sequences: Sequence[RequestState], offers: Sequence[Sequence[Offer]]) -> list[Choice]:
+    def choose(self, sequences: Sequence[RequestState], offers: Offers) -> list[Choice]:
         choices = [
-            Choice(self._budget(sequence, place), each[0]) if each else Choice()
-            for place, (sequence, each) in enumerate(zip(sequences, offers, strict=True))
+            Choice(self._budget(sequence, place), each[0]) if (each := offers(sequence)) else Choice()
+            for place, sequence in enumerate(sequences)
         ]
         self._calls += 1
         return choices

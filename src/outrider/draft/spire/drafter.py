@@ -4,20 +4,22 @@ Positions of one sequence, L committed tokens, before a round: the target's stat
 token has none yet. It is the draft's first input, at position L-1, and what the draft made of it is remembered in its
 place until the target's states of that position come with the round.
 
-States that come are put by, and made into keys and values when a draft is wanted. So a round without a draft costs a
-copy of a row of states, and of a long stretch only what a draft can still see is ever worked on. What a position is
-remembered as does not depend on those it is remembered with: drafts are those of a drafter that never waited.
+States that come are put by, for a whole batch at once, and made into keys and values when a draft is wanted. So a
+round without a draft costs a copy of a row of states, and of a long stretch only what a draft can still see is ever
+worked on. What a position is remembered as does not depend on those it is remembered with: drafts are those of a
+drafter that never waited.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Protocol
 
 import numpy as np
 import torch
 
 from outrider.draft.drafting import Drafting, begin
+from outrider.draft.spire.waiting import WaitingStates
 from outrider.sampling.arrays import as_floats
 from outrider.types import Draft, Offer, RequestState
 
@@ -25,6 +27,7 @@ if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
     from outrider.draft.spire.config import SpireConfig
+    from outrider.types import CommittedStates
 
 
 class SpireStep(Protocol):
@@ -48,22 +51,8 @@ class _Slot:
     index: int
     known: int = 0
     """Positions 0 .. known-1 have come from the target."""
-    waiting: list[tuple[Sequence[int], torch.Tensor]] = field(default_factory=list)
-    """Those of them that the step has yet to remember, in order, with their states ``(L, N, D)``."""
-
-    late: int = 0
-    """How many they are."""
-
-    def put_by(self, positions: Sequence[int], states_LND: torch.Tensor) -> None:
-        self.waiting.append((positions, states_LND))
-        self.late += len(positions)
-
-    def take(self) -> tuple[Sequence[int], torch.Tensor]:
-        """All that waits, which then waits no more."""
-        waiting, self.waiting, self.late = self.waiting, [], 0
-        if len(waiting) == 1:
-            return waiting[0]
-        return [p for positions, _ in waiting for p in positions], torch.cat([states for _, states in waiting], 1)
+    remembered: int = 0
+    """Positions 0 .. remembered-1 of them need not be remembered any more; the others wait."""
 
 
 class SpireDrafter:
@@ -88,8 +77,9 @@ class SpireDrafter:
     ) -> None:
         self._config, self._step, self._max_model_len, self._eos_ids = config, step, max_model_len, eos_ids
         self._most, self._floor = most, floor
-        # Twice what a draft sees: what waits is sifted once in so many rounds, not in each.
-        self._most_waiting = _AT_ONCE if config.window is None else 2 * (config.window + config.sink)
+        self._most_waiting = min(_AT_ONCE if config.window is None else config.window, max_model_len)
+        sizes = {"layers": len(config.reads), "width": config.hidden_size}
+        self._waiting = WaitingStates(max_num_seqs, config.sink, self._most_waiting, **sizes)
         self._offer = Offer(self.name)
         self._ids_V = draft_ids.numpy()
         self._ids = draft_ids.tolist()
@@ -114,55 +104,49 @@ class SpireDrafter:
     def sync(self, sequences: Sequence[RequestState]) -> None:
         """Nothing to do: states come with every target pass (``remember``)."""
 
-    def remember(self, sequence_id: int, start: int, states_LND: torch.Tensor) -> None:
-        slot = self._slots.get(sequence_id)
-        if slot is None or start > slot.known:
-            return
+    def remember(self, committed: Sequence[CommittedStates]) -> None:
+        for sequence_id, start, states_LND in committed:
+            slot, end = self._slots.get(sequence_id), start + states_LND.shape[1]
+            if slot is None or start > slot.known:
+                continue
+            self._make_room(slot, start, end)
+            if end - start > self._most_waiting and self._config.window is None:
+                self._step.remember(slot.index, range(start, end), states_LND)
+                slot.remembered = end
+            else:
+                seen = self._in_sight(start, end)
+                every_LND = as_floats(states_LND)
+                seen_LND = every_LND if len(seen) == end - start else every_LND[:, [p - start for p in seen]]
+                self._waiting.put(slot.index, seen, seen_LND)
+            slot.known = end
+
+    def _make_room(self, slot: _Slot, start: int, end: int) -> None:
+        """Remember now what waits, where its rows are wanted."""
         if start < slot.known:
             # Of a position that comes twice the later states count.
             self._catch_up(slot)
-        slot.known = start + states_LND.shape[1]
-        if slot.known == start:
-            return
-        positions, states = self._in_sight(range(start, slot.known), states_LND, slot.known)
-        # A copy: a view would keep the states of the whole pass, neighbours and all.
-        slot.put_by(positions, states.clone() if states is states_LND else states)
-        if slot.late > self._most_waiting:
-            self._shorten(slot)
-
-    def _in_sight(
-        self, positions: Sequence[int], states_LND: torch.Tensor, known: int
-    ) -> tuple[Sequence[int], torch.Tensor]:
-        """What drafts behind position ``known`` can see of these."""
-        first = 0 if self._config.window is None else known - self._config.window
-        if positions[0] >= first:
-            return positions, states_LND
-        rows = [i for i, p in enumerate(positions) if p < self._config.sink or p >= first]
-        return [positions[i] for i in rows], states_LND[:, rows]
-
-    def _shorten(self, slot: _Slot) -> None:
-        """Drop what went out of sight while it waited; a draft that sees everything remembers it now."""
-        if self._config.window is None:
+            slot.remembered = start
+        elif self._config.window is None and end - slot.remembered > self._most_waiting:
             self._catch_up(slot)
-        else:
-            # By whole entries, as this is a round without a draft; of one that has the sink, that stays.
-            waiting, first, sink = slot.waiting, slot.known - self._config.window, self._config.sink
-            slot.waiting, slot.late = [], 0
-            for positions, states in waiting:
-                if positions[-1] >= first:
-                    slot.put_by(positions, states)
-                elif positions[0] < sink:
-                    slot.put_by(*self._in_sight(positions, states, slot.known))
+
+    def _in_sight(self, start: int, end: int) -> list[int]:
+        """Positions from ``start`` on that a draft behind position ``end`` can see."""
+        window, sink = self._config.window, self._config.sink
+        recent = start if window is None else max(start, end - window)
+        return [*range(start, min(sink, recent)), *range(recent, end)]
 
     def _catch_up(self, slot: _Slot) -> None:
-        if slot.waiting:
-            self._step.remember(slot.index, *self._in_sight(*slot.take(), slot.known))
+        positions = self._in_sight(slot.remembered, slot.known)
+        if positions:
+            self._step.remember(slot.index, positions, self._waiting.get(slot.index, positions))
+        slot.remembered = slot.known
 
     def offers(self, sequence: RequestState) -> tuple[Offer, ...]:
         """Nothing before the target has read the prompt: its states are what drafts are made from."""
         if not self._ready(sequence):
             return ()
-        late = self._slots[sequence.id].late - _UNNOTICED
+        slot = self._slots[sequence.id]
+        late = len(self._in_sight(slot.remembered, slot.known)) - _UNNOTICED
         return (self._offer if late <= 0 else Offer(self.name, behind=late),)
 
     def propose(self, sequences: Sequence[RequestState], budgets: Sequence[int]) -> list[Draft]:
@@ -173,7 +157,7 @@ class SpireDrafter:
             if self._ready(sequence) and room > 0:
                 slot = self._slots[sequence.id]
                 self._catch_up(slot)
-                slot.known = length - 1
+                assert slot.known == length - 1, "states of tokens that are not committed"
                 rows[sequence.id] = begin(sequence, room, self._eos_ids, self._floor)
         self._extend(rows)
         return [rows[sequence.id].draft() if sequence.id in rows else Draft() for sequence in sequences]
