@@ -33,7 +33,8 @@ PLAIN, AUTO, WRONG = "plain", "auto", "wrong"
 ALL = "all"
 BARS = {"auto_least": 0.98, "wrong_least": 0.97, "auto_over_best_fixed_least": 0.97, "auto_over_best_fixed_all": 1.0}
 Ratios = Mapping[str, Mapping[str, float]]
-"""By category, then by configuration: plain seconds over its own, median over prompts; geometric mean over all."""
+"""By category, then by configuration: plain seconds over its own, median over prompts (and repeats); geometric mean over
+all."""
 
 
 def subjects(llm: LLM, lengths: Sequence[int], methods: Sequence[dict[str, Any]]) -> list[EngineSubject]:
@@ -53,10 +54,10 @@ def subjects(llm: LLM, lengths: Sequence[int], methods: Sequence[dict[str, Any]]
 
 def ratios(samples: Sequence[Sample]) -> dict[str, dict[str, float]]:
     """By category and over all. Raises SystemExit where an answer is missing or differs from plain decoding's."""
-    plain = {sample.task.id: sample.answer for sample in samples if sample.configuration == PLAIN}
+    plain = {(sample.task.id, sample.repeat): sample.answer for sample in samples if sample.configuration == PLAIN}
     found: dict[str, dict[str, list[float]]] = defaultdict(lambda: defaultdict(list))
     for sample in samples:
-        answer, wanted = sample.answer, plain[sample.task.id]
+        answer, wanted = sample.answer, plain[sample.task.id, sample.repeat]
         if answer.error is not None or answer.token_ids != wanted.token_ids:
             sys.exit(f"{sample.configuration}, {sample.task.id}: {answer.error or 'other tokens than plain decoding'}")
         if sample.configuration != PLAIN:
@@ -97,6 +98,7 @@ def main() -> None:
     parser.add_argument("--prompts", required=True, help="workload of `outrider bench` or JSON Lines file")
     parser.add_argument("--limit", type=int, help="prompts, spread over the categories")
     parser.add_argument("--batch", type=int, default=1)
+    parser.add_argument("--repeats", type=int, default=1, help="of a batch, whose prompts all take as long")
     parser.add_argument("--max-tokens", type=int, default=128)
     parser.add_argument("--temperature", type=float, default=0.0)
     parser.add_argument("--lengths", type=int, nargs="+", default=[1, 2, 4, 8])
@@ -106,7 +108,8 @@ def main() -> None:
     methods = [{"method": "ngram"}, *([{"method": "spire", "model": args.draft}] if args.draft else [])]
     settings = Settings(temperature=args.temperature, max_tokens=args.max_tokens, ignore_eos=True, seed=0)
     tasks = load_workload(args.prompts, limit=args.limit).tasks
-    samples = list(measure(subjects(llm, args.lengths, methods), tasks, [settings], batch=args.batch))
+    turns = {"batch": args.batch, "repeats": args.repeats}
+    samples = list(measure(subjects(llm, args.lengths, methods), tasks, [settings], **turns))
     table = ratios(samples)
     print_table(table)
     about = {"processor": asdict(processor()), "read_bandwidth": read_bandwidth(None), "tasks": len(tasks)}

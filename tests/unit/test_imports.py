@@ -20,7 +20,7 @@ FILES = sorted(ROOT.rglob("*.py"))
 
 # A package may import what stands before it, and itself.
 ORDER = (
-    ("types", "errors", "config", "hardware", "files", "json_lines", "rules"),
+    ("types", "errors", "config", "hardware", "pauses", "files", "json_lines", "rules"),
     ("sampling", "plan"),
     ("verify",),
     ("kernels",),

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from outrider.errors import ConfigError, RequestError
+from outrider.pauses import settle
 
 if TYPE_CHECKING:
     from outrider.llm import LLM
@@ -74,6 +75,7 @@ def load_llm(
         max_model_len=max_model_len,
         trust_remote_code=trust_remote_code,
     )
+    settle()
     if llm.engine.drafter.name != "none" and not llm.engine.runner.capabilities.deterministic_shape:
         print(
             f"outrider: {model}: the output's law is plain decoding's, but bytes may differ at near-ties "

@@ -232,6 +232,8 @@ void make_pool(Pool* self, int threads, const std::string& level) {
 }  // namespace
 
 NB_MODULE(_native, m) {
+    // A model that is alive when Python ends, in a global variable, is no fault of its user's.
+    nb::set_leak_warnings(false);
     m.def("levels", &level_names);
     nb::class_<Pool>(m, "Pool")
         .def("__init__", &make_pool, "threads"_a, "level"_a)
