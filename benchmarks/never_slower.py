@@ -33,8 +33,7 @@ PLAIN, AUTO, WRONG = "plain", "auto", "wrong"
 ALL = "all"
 BARS = {"auto_least": 0.98, "wrong_least": 0.97, "auto_over_best_fixed_least": 0.97, "auto_over_best_fixed_all": 1.0}
 Ratios = Mapping[str, Mapping[str, float]]
-"""By category, then by configuration: plain seconds over its own, median over prompts (and repeats); geometric mean over
-all."""
+"""By category, then by configuration: plain seconds over its own, median over prompts; geometric mean over all."""
 
 
 def subjects(llm: LLM, lengths: Sequence[int], methods: Sequence[dict[str, Any]]) -> list[EngineSubject]:
