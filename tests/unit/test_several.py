@@ -57,6 +57,21 @@ def test_each_sequence_gets_the_offer_that_was_chosen() -> None:
     assert 0 not in scripted.open_ids
 
 
+@pytest.mark.parametrize("wish", [{"method": "ngram"}, {"num_speculative_tokens": 0}])
+def test_who_is_not_asked_for_knows_nothing_of_a_request(wish: dict[str, Any]) -> None:
+    drafter = several()
+    scripted = drafter.drafters[1]
+    assert isinstance(scripted, ScriptedDrafter)
+    alone, beside = StubSequence(0, REPEATED, SamplingParams(speculative=wish)), StubSequence(1, REPEATED)
+    for sequence in (alone, beside):
+        drafter.open(sequence)
+    assert scripted.open_ids == {1}
+    assert [offer.drafter for offer in drafter.offers(alone)] == ([] if "method" not in wish else ["ngram"])
+    drafter.sync([alone, beside])
+    assert [sequence_id for sequence_id, _ in scripted.synced] == [1]
+    drafter.close(0)
+
+
 class Reader(NoDrafter):
     layers = (1,)
 

@@ -39,7 +39,8 @@ class SeveralDrafter:
             self._reader.remember(committed)
 
     def open(self, sequence: RequestState) -> None:
-        for drafter in self.drafters:
+        # Whom a request does not ask for does no work for it, and keeps nothing of it.
+        for drafter in self._asked(sequence):
             drafter.open(sequence)
 
     def close(self, sequence_id: int) -> None:
@@ -48,10 +49,10 @@ class SeveralDrafter:
 
     def sync(self, sequences: Sequence[RequestState]) -> None:
         for drafter in self.drafters:
-            drafter.sync([seq for seq in sequences if seq.params.speculation.method in (None, drafter.name)])
+            drafter.sync([seq for seq in sequences if drafter in self._asked(seq)])
 
     def offers(self, sequence: RequestState) -> tuple[Offer, ...]:
-        return tuple(offer for drafter in self.drafters for offer in offers_of(drafter, sequence))
+        return tuple(offer for drafter in self._asked(sequence) for offer in offers_of(drafter, sequence))
 
     def propose(self, sequences: Sequence[RequestState], budgets: Sequence[int]) -> list[Draft]:
         offers = [self.offers(sequence) for sequence in sequences]
@@ -67,3 +68,9 @@ class SeveralDrafter:
                 proposed = propose_chosen(drafter, [seq for seq, _ in mine], [c for _, c in mine])
                 drafts |= {seq.id: draft for (seq, _), draft in zip(mine, proposed, strict=True)}
         return [drafts.get(sequence.id, Draft()) for sequence in sequences]
+
+    def _asked(self, sequence: RequestState) -> tuple[Drafter, ...]:
+        wanted = sequence.params.speculation
+        if wanted.num_speculative_tokens == 0:
+            return ()
+        return tuple(each for each in self.drafters if wanted.method in (None, each.name))

@@ -233,8 +233,7 @@ class Engine:
         return [Choice(max(0, min(choice.tokens, room)), choice.offer) for choice, room in limited]
 
     def _offers(self, seq: RequestState) -> tuple[Offer, ...]:
-        offers, wanted = offers_of(self.drafter, seq), seq.params.speculation.method
-        return offers if wanted is None else tuple(offer for offer in offers if offer.drafter == wanted)
+        return offers_of(self.drafter, seq)
 
     def _propose(self, batch: Batch, choices: list[Choice]) -> list[Draft]:
         active = [(seq, choice) for seq, choice in zip(batch.ready, choices, strict=True) if choice.tokens > 0]
