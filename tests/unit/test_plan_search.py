@@ -231,11 +231,34 @@ def test_a_target_drafts_for_itself_at_what_its_own_passes_take() -> None:
     assert sparse == pytest.approx(1.0 + (1 + 2048 // 8) / 1000)
 
 
+def test_a_draft_timed_by_a_probe_costs_what_it_took_there() -> None:
+    """In the machine's own passes, whether the target's were timed or not; a share that is given goes before it."""
+    probed = Estimate(assumed(0.8, 16).survival, "probed", draft_cost=0.05)
+    fields: dict[str, Any] = {"method": "spire", "draft": spire_draft(BIG), "estimate": probed}
+    modelled, measured = drafted(**fields), drafted(scenario=MEASURED, **fields)
+    assert modelled.candidate.cost(SCENARIO).seconds(8, 2048, 3.0) == pytest.approx(0.15)
+    assert measured.speedup == pytest.approx(measured.tau * 1.02 / (1.02 + 0.02 * measured.k + 0.051 * measured.k))
+    assert measured.low == pytest.approx(measured.speedup * MEASURED_EFFICIENCY)
+    assert modelled.low == pytest.approx(modelled.speedup * EFFICIENCY)
+    # Its memory is still the model's.
+    assert modelled.memory == drafted(method="spire", draft=spire_draft(BIG)).memory
+    given = drafted(share=0.3, **fields)
+    assert given.candidate.cost(SCENARIO).seconds(8, 2048, 1.0) == 0.3
+    costs = [
+        plan_json(scenario, [each])["drafters"][0]
+        for scenario, each in ((SCENARIO, modelled), (MEASURED, measured), (SCENARIO, given))
+    ]
+    assert [each["draft_cost"] for each in costs] == pytest.approx([0.05, 0.05, 0.3])
+    probe = "draft measured by the probe"
+    assert [each["cost"] for each in costs] == [f"target modelled, {probe}", f"target measured, {probe}", "modelled"]
+
+
 def test_a_plan_says_what_was_measured() -> None:
     predictions = [drafted(scenario=MEASURED, curve=curve(0.1, 0.0)), drafted(scenario=MEASURED)]
     document = json.loads(json.dumps(plan_json(MEASURED, predictions), allow_nan=False))
     assert document["measured"] == json.loads(json.dumps(curve(1.0, 0.01).to_json()))
     assert [each["cost"] for each in document["drafters"]] == ["measured", "target measured, draft modelled"]
+    assert document["drafters"][0]["draft_cost"] == pytest.approx(0.1 / 1.02)
     assert document["drafters"][0]["pays_at_batch"] == {"from": 1, "to": 16, "of": 16}
     text = plan_text(MEASURED, predictions)
     assert "plain     measured passes: 2.0 tok/s" in text

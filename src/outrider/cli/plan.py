@@ -15,12 +15,14 @@ from outrider.cli import options
 from outrider.cli.plan_curves import calibrate_models, curves_json, curves_text, known_curves
 from outrider.cli.plan_inputs import planned_device, planned_model, read_document, storage
 from outrider.cli.plan_page import PageOrder, order_page, write_page
-from outrider.cli.plan_probe import probe
+from outrider.cli.plan_probe import Probe
+from outrider.cli.plan_spire import check_trained, with_shipped
 from outrider.config import DEFAULT_DTYPE, DEFAULT_MODEL, check_dtype
 from outrider.errors import ConfigError
 
 if TYPE_CHECKING:
     from outrider.plan.acceptance import Estimate
+    from outrider.plan.architecture import Storage
     from outrider.plan.curves import CostCurve
     from outrider.plan.memory import Model
     from outrider.plan.search import Candidate, Method, Prediction, Scenario
@@ -31,7 +33,9 @@ _QUANTIZATION = "int8, int8-dynamic, fp8 or int4; none by default."
 
 def plan(
     target: Annotated[str, typer.Option(help=f"Target model: {_MODEL}.")] = DEFAULT_MODEL,
-    draft: Annotated[list[str] | None, typer.Option(help=f"Draft model: {_MODEL}; may be repeated.")] = None,
+    draft: Annotated[
+        list[str] | None, typer.Option(help=f"Draft model: {_MODEL}; a trained SPIRe draft's folder; may be repeated.")
+    ] = None,
     method: Annotated[
         list[str] | None,
         typer.Option(help="ngram, draft_model, magicdec, spire; may be repeated. [default: draft_model or ngram]"),
@@ -54,7 +58,7 @@ def plan(
         Path | None, typer.Option(help="Survival as measured: a record of `outrider bench --output`.")
     ] = None,
     probing: Annotated[
-        bool, typer.Option("--probe", help="Survival from a short run of the models themselves.")
+        bool, typer.Option("--probe", help="Survival, and what SPIRe drafts cost, from a short run of the models.")
     ] = False,
     calibrate: Annotated[
         bool,
@@ -89,7 +93,10 @@ def plan(
     if not timing_alone:
         _check_acceptance(acceptance, acceptance_from, probing, len(drafters))
     order = _check_page(page, ablation_from)
-    model, models = _models(target, draft or [], dtype, quantization, draft_quantization)
+    model = planned_model(target, "TARGET", storage(check_dtype(dtype), quantization))
+    if probing and draft_cost is None:
+        drafters = list(with_shipped(model, drafters))
+    models = _draft_models(model, drafters, storage(dtype, draft_quantization))
     # A SPIRe draft is no model that decodes alone: its passes cannot be timed like this.
     timed = list(dict.fromkeys([model, *(models[ref] for each, ref in drafters if ref and each == "draft_model")]))
     if timing_alone:
@@ -100,7 +107,8 @@ def plan(
     if not scenario.memory().fits:
         raise ConfigError(f"{model.name} {scenario.memory().refusal()}")
     # What takes minutes comes last: by then nothing is left to be refused.
-    estimates = _estimates(model, drafters, models, k_max, acceptance, acceptance_from)
+    probe = Probe(model, k_max, batch, timing=here)
+    estimates = _estimates(probe, drafters, models, acceptance, acceptance_from)
     if calibrate:
         calibrate_models(timed)
     curves = known_curves(timed, batch, context) if here else {}
@@ -176,25 +184,22 @@ def _check_page(page: Path | None, ablation: Path | None) -> PageOrder | None:
     return None
 
 
-def _models(
-    target: str, drafts: Sequence[str], dtype: str, quantization: str | None, draft_quantization: str | None
-) -> tuple[Model, dict[str, Model]]:
-    """The target, and draft models by what they were called."""
+def _draft_models(target: Model, drafters: Sequence[tuple[Method, str | None]], held: Storage) -> dict[str, Model]:
+    """Draft models by what they were called."""
     from outrider.plan.commands import UNNAMED_DRAFT
 
-    held, draft_held = (storage(check_dtype(dtype), each) for each in (quantization, draft_quantization))
     models = {
-        ref: planned_model(ref, UNNAMED_DRAFT + (f"-{i + 1}" if i else ""), draft_held)
-        for i, ref in enumerate(dict.fromkeys(drafts))
+        ref: planned_model(ref, UNNAMED_DRAFT + (f"-{i + 1}" if i else ""), held)
+        for i, ref in enumerate(dict.fromkeys(ref for _, ref in drafters if ref is not None))
     }
-    model = planned_model(target, "TARGET", held)
-    _warn_of_vocabularies(model, models.values())
-    return model, models
+    check_trained(target, drafters, models)
+    _warn_of_vocabularies(target, models.values())
+    return models
 
 
 def _warn_of_vocabularies(target: Model, drafts: Iterable[Model]) -> None:
     # Sizes cannot tell whether two tokenizers are the same, but can tell that they are not.
-    for draft in drafts:
+    for draft in (each for each in drafts if each.reads is None):
         sizes = draft.architecture.vocab, target.architecture.vocab
         if sizes[0] != sizes[1]:
             print(
@@ -222,10 +227,9 @@ def _candidates(
 
 
 def _estimates(
-    target: Model,
+    probe: Probe,
     drafters: Sequence[tuple[Method, str | None]],
     models: Mapping[str, Model],
-    k_max: int,
     acceptance: Sequence[float] | None,
     record: Path | None,
 ) -> list[Estimate]:
@@ -234,9 +238,9 @@ def _estimates(
 
     if acceptance:
         alphas = acceptance if len(acceptance) > 1 else [*acceptance] * len(drafters)
-        return [assumed(alpha, k_max) for alpha in alphas]
+        return [assumed(alpha, probe.k_max) for alpha in alphas]
     if record is None:
-        return probe(target, drafters, models, k_max)
+        return probe.run(drafters, models)
     measured = read_measured(read_document(record, "--acceptance-from"), str(record))
     names = [(ref, models[ref].name, models[ref].location) if ref else () for _, ref in drafters]
     return [choose(measured, method, each, str(record)) for (method, _), each in zip(drafters, names, strict=True)]

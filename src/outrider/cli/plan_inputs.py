@@ -11,6 +11,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from outrider.cli.plan_spire import is_trained, trained_model
 from outrider.errors import ConfigError, ModelError
 
 if TYPE_CHECKING:
@@ -33,7 +34,7 @@ def storage(dtype: str, quantization: str | None) -> Storage:
 
 
 def planned_model(ref: str, role: str, held: Storage) -> Model:
-    """A model's sizes. ``role`` stands for it in commands where only sizes are known.
+    """A model's sizes, or a trained SPIRe draft's. ``role`` stands for it in commands where only sizes are known.
 
     Raises ModelError for what cannot be read or counted.
     """
@@ -52,7 +53,10 @@ def planned_model(ref: str, role: str, held: Storage) -> Model:
         if path.suffix == ".gguf":
             values = _gguf_config(path)
         else:
-            values = _complete(_read_json(path), ref)
+            values = _read_json(path)
+            if is_trained(values):
+                return trained_model(values, path.parent, held)
+            values = _complete(values, ref)
             # The folder is what an engine loads; another file's name can only stand for the model.
             name = location = str(path.parent) if path.name == "config.json" else path.stem
     return Model(name, location, read_architecture(values, ref), held)

@@ -19,6 +19,7 @@ class Estimate:
     """Survival by position (unconditional), where it comes from, and the ends of tau's 95 % interval over tau.
 
     ``drafting`` is the share of rounds in which there was a draft: a lookup that finds nothing costs a plain round.
+    ``draft_cost`` is what a draft token took where that was timed too, as a share of a plain step of the same run.
     """
 
     survival: tuple[float, ...]
@@ -26,6 +27,7 @@ class Estimate:
     low: float = 1.0
     high: float = 1.0
     drafting: float = 1.0
+    draft_cost: float | None = None
 
 
 @dataclass(frozen=True)

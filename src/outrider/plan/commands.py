@@ -22,8 +22,12 @@ def outrider_config(scenario: Scenario, prediction: Prediction) -> dict[str, Any
     """Outrider's ``speculative_config``; None where k is 0, and for what Outrider does not run."""
     draft = prediction.candidate.draft
     held = [model.storage.quantization for model in (scenario.target, draft) if model is not None]
+    if any(each not in _OURS for each in held):
+        return None
+    if draft and prediction.k and prediction.candidate.trained:
+        return {"method": "spire", "model": draft.location, "num_speculative_tokens": prediction.k}
     config = _config(prediction, draft.name if draft else UNNAMED_DRAFT)
-    if config is None or any(each not in _OURS for each in held):
+    if config is None:
         return None
     return config | ({"quantization": draft.storage.quantization} if draft and draft.storage.quantization else {})
 

@@ -12,6 +12,18 @@ USABLE = 0.9
 
 
 @dataclass(frozen=True)
+class Reads:
+    """What a trained SPIRe draft is made from: a target of this vocabulary and width, its state after ``layers``."""
+
+    vocab: int
+    hidden: int
+    layers: int
+
+    def fits(self, target: Architecture) -> bool:
+        return (self.vocab, self.hidden) == (target.vocab, target.hidden) and self.layers <= target.layers
+
+
+@dataclass(frozen=True)
 class Model:
     """A model as it will be held. ``name`` is what the user wrote, ``location`` what an engine can load it from."""
 
@@ -19,6 +31,8 @@ class Model:
     location: str
     architecture: Architecture
     storage: Storage
+    reads: Reads | None = None
+    """Of a SPIRe draft that was trained; None for what decodes alone, and for sizes."""
 
     @property
     def footprint(self) -> Footprint:

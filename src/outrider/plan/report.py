@@ -76,6 +76,7 @@ def _prediction_json(scenario: Scenario, each: Prediction) -> dict[str, Any]:
             "alpha": each.alpha,
         },
         "cost": _cost(scenario, each),
+        "draft_cost": _draft_cost(scenario, each),
         "efficiency": candidate.efficiency(scenario),
         "k": each.k,
         "tau": each.tau,
@@ -137,6 +138,7 @@ def _table(scenario: Scenario, predictions: Sequence[Prediction]) -> list[list[s
         "drafter": [each.candidate.name for each in predictions],
         "acceptance": [each.candidate.estimate.source for each in predictions],
         "cost": [_cost(scenario, each) for each in predictions],
+        "draft cost": [f"{_draft_cost(scenario, each):.3f} of a plain step" for each in predictions],
         "best k": [str(each.k) for each in predictions],
         "tau": [f"{each.tau:.2f}" for each in predictions],
         "speedup": [f"{each.low:.2f} to {each.high:.2f}" for each in predictions],
@@ -182,12 +184,20 @@ def _ranges(efficiencies: Set[float]) -> Iterator[str]:
 
 def _cost(scenario: Scenario, each: Prediction) -> str:
     """Which of the two passes of a round were measured."""
+    candidate = each.candidate
+    if candidate.share is None and candidate.fixed_share is not None:
+        return f"target {'modelled' if scenario.curve is None else 'measured'}, draft measured by the probe"
     if scenario.curve is None:
         return "modelled"
-    candidate = each.candidate
     if candidate.held(scenario.target) is None or candidate.measured(scenario) is not None:
         return "measured"
     return "target measured, draft modelled"
+
+
+def _draft_cost(scenario: Scenario, each: Prediction) -> float:
+    """A draft token's share of a plain step, as ``--draft-cost`` takes it."""
+    plain = scenario.plain_seconds
+    return each.candidate.cost(scenario).seconds(scenario.batch, scenario.context, plain) / plain
 
 
 def _break_even(each: Prediction) -> str:

@@ -109,8 +109,19 @@ class Candidate:
             raise ConfigError(f"method {self.method!r} has no draft model of its own, but {self.draft.name!r} is given")
 
     @property
+    def trained(self) -> bool:
+        """Whether the draft is a SPIRe draft at hand, and not only the sizes of one."""
+        return self.draft is not None and self.draft.reads is not None
+
+    @property
     def sparse(self) -> bool:
-        return self.method in ("magicdec", "spire")
+        """Whether it keeps the article's share of the cache; what a trained draft keeps is among its sizes."""
+        return self.method in ("magicdec", "spire") and not self.trained
+
+    @property
+    def fixed_share(self) -> float | None:
+        """The cost of a draft token that goes before any model of it: given, or else measured by a probe."""
+        return self.estimate.draft_cost if self.share is None else self.share
 
     @property
     def name(self) -> str:
@@ -124,15 +135,15 @@ class Candidate:
 
     def measured(self, scenario: Scenario) -> CostCurve | None:
         """The curve of the model that drafts, where it can be compared with the target's."""
-        if scenario.curve is None or self.share is not None:
+        if scenario.curve is None or self.fixed_share is not None:
             return None
         return scenario.curve if self.held(scenario.target) is scenario.target else self.curve
 
     def cost(self, scenario: Scenario) -> DraftCost:
         """What a draft token costs: measured, or modelled as a share of the target's pass."""
         model, curve = self.held(scenario.target), self.measured(scenario)
-        if self.share is not None:
-            return ShareDraft(self.share)
+        if self.fixed_share is not None:
+            return ShareDraft(self.fixed_share)
         if model is None:
             # A measured pass has the small costs of its rows in it.
             return ShareDraft(LOOKUP_SHARE if scenario.curve is None else 0.0)
@@ -146,7 +157,8 @@ class Candidate:
 
     def efficiency(self, scenario: Scenario) -> float:
         """What is left of a predicted speedup at its low end."""
-        modelled = self.held(scenario.target) is not None and self.measured(scenario) is None
+        known = self.estimate.draft_cost is not None or self.measured(scenario) is not None
+        modelled = self.held(scenario.target) is not None and not known
         return EFFICIENCY if scenario.curve is None or modelled else MEASURED_EFFICIENCY
 
 
