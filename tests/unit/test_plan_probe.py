@@ -203,10 +203,11 @@ def test_the_shipped_draft_is_run_where_none_is_named(
 ) -> None:
     """Also beside another drafter, and where the target has too few positions for some of the prompts."""
     target = write_target(tmp_path / "target")
-    own = of_target(json.loads((target / "config.json").read_text()))
-    write_draft(tmp_path / "drafts" / "another", {**own, "hidden_size": 56})
-    draft = write_draft(tmp_path / "drafts" / "shipped", own)
+    sizes = json.loads((target / "config.json").read_text())
+    draft = write_draft(tmp_path / "drafts" / "shipped", of_target(sizes))
     monkeypatch.setattr("outrider.draft.shipped.DRAFTS", tmp_path / "drafts")
+    made_for = (sizes["num_hidden_layers"], sizes["hidden_size"], sizes["vocab_size"])
+    monkeypatch.setattr("outrider.draft.shipped._MADE_FOR", {made_for: "shipped"})
     options = ("--target", shortened(target, 112), "--method", "ngram", "--method", "spire", "--context", "80")
     lookup, trained = probed(capsys, *options, "--dtype", "float32", "--k-max", "3")
     assert (lookup["drafter"], trained["drafter"]) == ("ngram", f"spire {draft}")

@@ -73,11 +73,8 @@ def with_shipped(target: Model, drafters: Iterable[tuple[Method, str | None]]) -
 
 
 def _shipped(target: Model) -> str | None:
-    from outrider.draft.shipped import DRAFTS
-    from outrider.models.checkpoint import read_json
+    from outrider.draft.shipped import shipped_for
 
-    for card in sorted(DRAFTS.glob("*/config.json")):
-        reads = trained_model(read_json(card), card.parent, target.storage).reads
-        if reads is not None and reads.fits(target.architecture):
-            return str(card.parent)
-    return None
+    sizes = target.architecture
+    folder = shipped_for(sizes.layers, sizes.hidden, sizes.vocab)
+    return None if folder is None else str(folder)

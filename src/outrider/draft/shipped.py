@@ -22,5 +22,10 @@ def shipped_draft(target: LoadedModel) -> Path | None:
     if not isinstance(runner, DecoderRunner):
         return None
     c = runner.config
-    name = _MADE_FOR.get((c.num_layers, c.hidden_size, c.vocab_size))
+    return shipped_for(c.num_layers, c.hidden_size, c.vocab_size)
+
+
+def shipped_for(layers: int, width: int, vocab_size: int) -> Path | None:
+    """Folder of the draft for a target of these sizes."""
+    name = _MADE_FOR.get((layers, width, vocab_size))
     return None if name is None or not (DRAFTS / name).is_dir() else DRAFTS / name
