@@ -3,10 +3,10 @@
     python benchmarks/prediction.py --prompts spec_bench.jsonl --limit 26 --batch 1 --draft drafts/spire
 
 Passes are timed first and once more at the end, as a machine drifts; in between every prompt is answered plainly and
-with every drafter at every length, in turn. The prediction takes survival from the very rounds that were measured, so
-what is tested is the arithmetic of costs: (1 + survivals) tokens for a pass of k + 1 rows, k draft tokens and what a
-drafter remembers of the pass, against one token for a pass of one row. What must hold: within 15 %. Speedups are those
-after the first token, as reading the prompt is not the model's business.
+with every drafter at every length, in turn. The prediction takes rounds and rows from the very answers that were
+measured, so what is tested is the arithmetic of costs: every step takes a pass over the rows of all requests still at
+it, their draft tokens, and what a drafter remembers of the pass. What must hold: within 15 %. Speedups are those once
+the prompts of a batch are read, which is not the model's business.
 """
 
 from __future__ import annotations
@@ -22,38 +22,52 @@ from typing import Any
 from outrider import LLM
 from outrider.bench.engine_subject import EngineSubject
 from outrider.bench.harness import measure
-from outrider.bench.record import Answer, Settings
+from outrider.bench.record import Acceptance, Answer, Arrival, Settings
 from outrider.bench.workloads import load_workload
 from outrider.calibrate.timing import Grid, calibrate
 from outrider.plan.curves import CostCurve
 
 PLAIN = "plain"
-CONTEXT = 256
+CONTEXTS = (64, 384, 1024)
 
 
-def decoding_seconds(answers: Sequence[Answer]) -> float:
-    """Per token after the first arrival; a batch's steps are shared, so each answer counts its own share of tokens."""
-    seconds = fsum(answer.arrivals[-1].seconds - answer.arrivals[0].seconds for answer in answers)
-    return seconds / sum(answer.tokens - answer.arrivals[0].tokens for answer in answers)
+def groups_of(answers: Sequence[Answer], batch: int) -> list[Sequence[Answer]]:
+    """Answers that were given together."""
+    return [answers[first : first + batch] for first in range(0, len(answers), batch)]
 
 
-def predicted(
-    curves: Sequence[CostCurve], answers: Sequence[Answer], plain_answers: Sequence[Answer], k: int, batch: int
-) -> float:
-    """Speedup by survival of these rounds, the curves' passes and the drafting that was measured."""
-    rounds = drafted = 0
-    kept = [0.0] * k
-    for answer in answers:
-        acceptance = answer.acceptance
-        assert acceptance is not None
-        rounds, drafted = rounds + acceptance.rounds, drafted + acceptance.drafted
-        for i, share in enumerate(acceptance.survival):
-            kept[i] += acceptance.rounds * share
-    tokens = 1 + fsum(kept) / rounds
-    rows = batch * (1 + drafted / rounds)
-    plain, verify = (fmean(curve.seconds(round(each), CONTEXT, batch) for curve in curves) for each in (batch, rows))
-    drafting = drafting_seconds(answers) - drafting_seconds(plain_answers)
-    return tokens / ((verify + drafting) / plain)
+def decoding(group: Sequence[Answer]) -> list[list[Arrival]]:
+    """Of each answer what came once all prompts of its group were read: before, steps are also the neighbours'."""
+    read = _all_read(group)
+    return [[arrival for arrival in answer.arrivals if arrival.seconds > read] for answer in group]
+
+
+def decoding_seconds(answers: Sequence[Answer], batch: int) -> float:
+    """Per token; a batch's steps are shared, so each answer counts its own share of tokens."""
+    seconds, tokens = 0.0, 0
+    for group in groups_of(answers, batch):
+        for arrivals in filter(None, decoding(group)):
+            seconds += arrivals[-1].seconds - _all_read(group)
+            tokens += sum(arrival.tokens for arrival in arrivals)
+    return seconds / tokens
+
+
+def predicted_seconds(curves: Sequence[CostCurve], answers: Sequence[Answer], batch: int, drafting: float) -> float:
+    """The same by these rounds and the curves' passes: every step costs what its rows do, of the requests still at it.
+
+    Requests whose drafts are kept end sooner, and leave their batch smaller.
+    """
+    seconds, tokens = 0.0, 0
+    for group in groups_of(answers, batch):
+        arrived = decoding(group)
+        rows = [1 + _acceptance(answer).drafted / _acceptance(answer).rounds for answer in group]
+        for step in range(max(map(len, arrived))):
+            going = [i for i, arrivals in enumerate(arrived) if len(arrivals) > step]
+            width, context = round(fsum(rows[i] for i in going)), fmean(_context(group[i]) for i in going)
+            passing = fmean(curve.seconds(width, context, len(going)) for curve in curves)
+            seconds += len(going) * (passing + drafting)
+        tokens += sum(arrival.tokens for arrivals in arrived for arrival in arrivals)
+    return seconds / tokens
 
 
 def drafting_seconds(answers: Sequence[Answer]) -> float:
@@ -63,11 +77,31 @@ def drafting_seconds(answers: Sequence[Answer]) -> float:
     """
     seconds, rounds = 0.0, 0
     for answer in answers:
-        phases, acceptance = answer.decode_phases, answer.acceptance
+        phases = answer.decode_phases
         assert phases is not None
-        assert acceptance is not None
-        seconds, rounds = seconds + phases.draft + phases.commit, rounds + acceptance.rounds - 1
+        seconds, rounds = seconds + phases.draft + phases.commit, rounds + _acceptance(answer).rounds - 1
     return seconds / rounds
+
+
+def _all_read(group: Sequence[Answer]) -> float:
+    return max(answer.arrivals[0].seconds for answer in group)
+
+
+def _acceptance(answer: Answer) -> Acceptance:
+    assert answer.acceptance is not None
+    return answer.acceptance
+
+
+def _context(answer: Answer) -> float:
+    """Tokens behind which the answer was given, halfway through."""
+    assert answer.prompt_tokens is not None
+    return answer.prompt_tokens + answer.tokens / 2
+
+
+def _grid(batch: int) -> Grid:
+    """Batches up to this one, which shrinks as requests end, and up to nine rows of each request."""
+    batches = tuple(sorted({max(1, batch >> halved) for halved in range(4)}))
+    return Grid(batches, CONTEXTS, tuple(sorted({each * rows for each in batches for rows in (1, 2, 3, 5, 7, 9)})))
 
 
 def main() -> None:
@@ -81,8 +115,7 @@ def main() -> None:
     parser.add_argument("--draft", help="folder of a SPIRe draft")
     args = parser.parse_args()
     llm = LLM(args.model, speculative_config=None, max_num_seqs=args.batch, max_model_len=4096)
-    grid = Grid(batches=(args.batch,), contexts=(CONTEXT,), rows=tuple(args.batch * rows for rows in range(1, 11)))
-    curves = calibrate([llm.loaded.runner], lambda *_: None, grid)
+    curves = calibrate([llm.loaded.runner], lambda *_: None, _grid(args.batch))
     methods: list[dict[str, Any]] = [{"method": "ngram"}]
     if args.draft:
         methods.append({"method": "spire", "model": args.draft})
@@ -94,11 +127,13 @@ def main() -> None:
     answers: Mapping[str, list[Answer]] = defaultdict(list)
     for sample in measure(subjects, load_workload(args.prompts, limit=args.limit).tasks, [settings], batch=args.batch):
         answers[sample.configuration].append(sample.answer)
-    curves += calibrate([llm.loaded.runner], lambda *_: None, grid)
-    plain, ratios = decoding_seconds(answers[PLAIN]), {}
-    for name, (_, k) in named.items():
-        measured = plain / decoding_seconds(answers[name])
-        foretold = predicted(curves, answers[name], answers[PLAIN], k, args.batch)
+    curves += calibrate([llm.loaded.runner], lambda *_: None, _grid(args.batch))
+    plain, ratios = answers[PLAIN], {}
+    for name in named:
+        measured = decoding_seconds(plain, args.batch) / decoding_seconds(answers[name], args.batch)
+        drafting = drafting_seconds(answers[name]) - drafting_seconds(plain)
+        foretold = predicted_seconds(curves, plain, args.batch, 0.0)
+        foretold /= predicted_seconds(curves, answers[name], args.batch, drafting)
         ratios[name] = foretold / measured
         print(f"{name:12} predicted {foretold:5.2f}  measured {measured:5.2f}  ratio {ratios[name]:5.2f}")
     print(json.dumps({**vars(args), "least": min(ratios.values()), "most": max(ratios.values()), "ratios": ratios}))
