@@ -27,6 +27,7 @@ from outrider.bench.harness import measure
 from outrider.bench.record import Sample, Settings
 from outrider.bench.workloads import load_workload
 from outrider.hardware import processor, read_bandwidth
+from outrider.pauses import settle
 from outrider.testing import ScriptedDrafter
 
 PLAIN, AUTO, WRONG = "plain", "auto", "wrong"
@@ -107,8 +108,9 @@ def main() -> None:
     methods = [{"method": "ngram"}, *([{"method": "spire", "model": args.draft}] if args.draft else [])]
     settings = Settings(temperature=args.temperature, max_tokens=args.max_tokens, ignore_eos=True, seed=0)
     tasks = load_workload(args.prompts, limit=args.limit).tasks
-    turns = {"batch": args.batch, "repeats": args.repeats}
-    samples = list(measure(subjects(llm, args.lengths, methods), tasks, [settings], **turns))
+    configurations = subjects(llm, args.lengths, methods)
+    settle()
+    samples = list(measure(configurations, tasks, [settings], batch=args.batch, repeats=args.repeats))
     table = ratios(samples)
     print_table(table)
     about = {"processor": asdict(processor()), "read_bandwidth": read_bandwidth(None), "tasks": len(tasks)}

@@ -25,6 +25,7 @@ from outrider.bench.harness import measure
 from outrider.bench.record import Acceptance, Answer, Arrival, Settings
 from outrider.bench.workloads import load_workload
 from outrider.calibrate.timing import Grid, calibrate
+from outrider.pauses import settle
 from outrider.plan.curves import CostCurve
 
 PLAIN = "plain"
@@ -124,6 +125,7 @@ def main() -> None:
     for name, (method, k) in named.items():
         subjects.append(EngineSubject(name, llm.with_speculation({**method, "num_speculative_tokens": k})))
     settings = Settings(temperature=0.0, max_tokens=args.max_tokens, ignore_eos=True)
+    settle()
     answers: Mapping[str, list[Answer]] = defaultdict(list)
     for sample in measure(subjects, load_workload(args.prompts, limit=args.limit).tasks, [settings], batch=args.batch):
         answers[sample.configuration].append(sample.answer)

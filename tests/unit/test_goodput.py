@@ -11,6 +11,7 @@ import pytest
 
 from outrider.control.goodput import GoodputController, _Guess
 from outrider.control.step_cost import StepCost
+from outrider.control.survival import SurvivalBook
 from outrider.testing import StubSequence
 from outrider.types import Choice, Offer, PhaseSeconds, RoundTrace, StepTrace
 
@@ -158,6 +159,31 @@ def test_what_looks_hopeless_is_hopeless(monkeypatch: pytest.MonkeyPatch) -> Non
     assert 50 < looked < 250
 
 
+def test_a_length_is_the_best_of_all() -> None:
+    """Where survival falls the search ends at the first token that does not pay: against every length."""
+    luck = random.Random(1)
+    for _ in range(300):
+        controller = GoodputController(StepCost({1: 1.0, 129: 1 + 128 * luck.uniform(0.01, 0.3)}), most=8)
+        for _ in range(30):
+            kept = luck.randint(0, 6)
+            controller._book.observe(RoundTrace("r", 0, "spire", 8, kept, kept + 1, Choice(8, DRAFT)), own=True)
+        share, row = 1.0, luck.uniform(0.01, 0.3)
+        drafting, survival = controller._draft_cost.token("spire", 1.0), controller._book.survival(0, DRAFT)
+        rates = [(1 + sum(survival[:k])) / (share + k * (row + drafting)) for k in range(len(survival) + 1)]
+        assert rates[controller._guess(0, DRAFT, share, row).tokens] == pytest.approx(max(rates), rel=1e-12)
+
+
+def test_the_cheapest_row_is_known_after_every_step() -> None:
+    luck, steps = random.Random(2), StepCost({1: 1.0, 129: 5.0})
+    for _ in range(200):
+        rows = luck.randint(1, 40)
+        steps.observe(rows, cost(rows) * luck.uniform(0.5, 2))
+        here = luck.choice((1, 8))
+        more = [(steps.seconds(here + count) - steps.seconds(here)) / count for count in range(1, 2000)]
+        assert steps.least_row(here) == pytest.approx(min(more), rel=1e-2)
+        assert steps.least_row(here) <= min(more) * (1 + 1e-12)
+
+
 def test_a_batch_that_decodes_plainly_is_hardly_looked_at(monkeypatch: pytest.MonkeyPatch) -> None:
     for batch, share in ((1, 1.0), (8, 0.4)):
         world, looked = World({DRAFT: 0.0}, batch=batch), 0
@@ -252,6 +278,19 @@ def test_prompt_steps_teach_no_costs() -> None:
     for _ in range(20):
         controller.observe(StepTrace((trace,), PhaseSeconds(target=50.0), rows=300, prompt_rows=299))
     assert controller._cost.seconds(1) == 1.0
+
+
+def test_a_sequence_of_a_used_name_starts_afresh() -> None:
+    book = SurvivalBook(4)
+    fresh = book.survival(0, DRAFT)
+    for _ in range(9):
+        book.observe(RoundTrace("r", 1, "spire", 4, 4, 5, Choice(4, DRAFT)), own=False)
+    shared = book.survival(0, DRAFT)
+    book.observe(RoundTrace("r", 0, "spire", 4, 0, 1, Choice(4, DRAFT)), own=True)
+    own = book.survival(0, DRAFT)
+    book.forget(0)
+    assert own[0] < book.survival(0, DRAFT)[0] < shared[0]
+    assert fresh[0] < shared[0]
 
 
 def test_sequences_that_ended_are_forgotten() -> None:

@@ -313,6 +313,56 @@ def test_what_is_behind_is_what_a_draft_can_see(kind: str, tmp_path: Path) -> No
             assert rows <= late <= 128
 
 
+def test_memory_of_what_waits_goes_with_its_sequence(tmp_path: Path) -> None:
+    with on("torch"):
+        drafter = cast("SpireDrafter", pair("spire", decoder(), tmp_path).lazy)
+    for sequence_id in range(9):
+        drafter.open(StubSequence(sequence_id, [1]))
+        drafter.remember([CommittedStates(sequence_id, 0, torch.zeros(2, 40, drafter._config.hidden_size))])
+        assert len(drafter._waiting._states_RLD) == 1
+        drafter.close(sequence_id)
+    assert not drafter._waiting._states_RLD
+
+
+def test_whose_states_were_lost_drafts_no_more(tmp_path: Path) -> None:
+    """Its neighbours do; nothing is made of states that never came."""
+    with on("torch"):
+        drafter = cast("SpireDrafter", pair("spire", decoder(), tmp_path).lazy)
+    lost, whole = StubSequence(0, [1] * 9, GREEDY), StubSequence(1, [1] * 9, GREEDY)
+    states_LND = torch.zeros(2, 8, drafter._config.hidden_size)
+    for sequence in (lost, whole):
+        drafter.open(sequence)
+    drafter.remember([CommittedStates(0, 0, states_LND[:, :3]), CommittedStates(1, 0, states_LND)])
+    drafter.remember([CommittedStates(0, 4, states_LND[:, 4:])])
+    assert drafter.offers(lost) == ()
+    assert drafter.propose([lost, whole], [2, 2])[0] == Draft()
+    assert drafter.offers(whole)
+
+
+@pytest.mark.parametrize("kind", ["spire", "spire-all"])
+def test_what_raised_while_it_came_again_is_not_known(
+    kind: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    with on("torch"):
+        drafter = cast("SpireDrafter", pair(kind, decoder(), tmp_path).lazy)
+    sequence, states_LND = StubSequence(0, [1] * 201, GREEDY), torch.zeros(2, 200, drafter._config.hidden_size)
+    drafter.open(sequence)
+    drafter.remember([CommittedStates(0, 0, states_LND)])
+    with monkeypatch.context() as patch:
+        # A draft that sees everything remembers so many at once.
+        owner, method = (drafter._waiting, "put") if kind == "spire" else (drafter._step, "remember")
+        patch.setattr(owner, method, _raise)
+        with pytest.raises(RuntimeError, match="injected"):
+            drafter.remember([CommittedStates(0, 0, states_LND)])
+    assert drafter.offers(sequence) == ()
+    drafter.remember([CommittedStates(0, 0, states_LND)])
+    assert drafter.offers(sequence)
+
+
+def _raise(*_: object) -> None:
+    raise RuntimeError("injected")
+
+
 def test_of_a_position_that_comes_twice_the_later_states_count(tmp_path: Path) -> None:
     """A step that raised may hand some over again, also while the first are waiting."""
     tokens, sampled = list(range(9)), SamplingParams(temperature=1.0)

@@ -11,7 +11,6 @@ from itertools import product
 from outrider.bench.record import Sample, Settings, Task
 from outrider.bench.subject import Request, Subject
 from outrider.errors import ConfigError
-from outrider.pauses import settle
 
 _WARM_UP_TOKENS = 16
 _SEED_BITS = 31
@@ -84,7 +83,6 @@ def _measure(
         # Sampling takes other code than greedy decoding does, and a batch other shapes than a request alone.
         for subject, settings in product(subjects, settings_list):
             warm_up(subject, settings, groups[0][0].chat, len(groups[0]))
-    settle()
     for repeat in range(repeats):
         for turn, group in enumerate(groups, start=repeat):
             for settings in settings_list:

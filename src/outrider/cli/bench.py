@@ -18,6 +18,7 @@ from outrider.cli.bench_results import check_targets, publish
 from outrider.cli.progress import progress_bar
 from outrider.config import DEFAULT_DTYPE, DEFAULT_MODEL, check_dtype, check_quantization
 from outrider.errors import ConfigError
+from outrider.pauses import settle
 
 if TYPE_CHECKING:
     from outrider.bench.load import Limits
@@ -238,6 +239,7 @@ def _run(plan: Plan, output: Path | None, html: Path | None) -> int:
 
 def _measure(plan: Plan, subjects: Sequence[Subject], samples: list[Sample]) -> None:
     total = plan.count(subjects)
+    settle()
     with progress_bar() as progress:
         for sample in plan.measure(subjects):
             samples.append(sample)

@@ -94,6 +94,7 @@ class StateDrafter(Drafter, Protocol):
     def remember(self, committed: Sequence[CommittedStates]) -> None:
         """With every target pass, what it was for each sequence: states in order of positions, each position once.
 
-        What a pass computed for rejected draft tokens is never among them.
+        What a pass computed for rejected draft tokens is never among them. Who raises may lose those of
+        others, which then have no drafts any more.
         """
         ...

@@ -4,10 +4,9 @@ Positions of one sequence, L committed tokens, before a round: the target's stat
 token has none yet. It is the draft's first input, at position L-1, and what the draft made of it is remembered in its
 place until the target's states of that position come with the round.
 
-States that come are put by, for a whole batch at once, and made into keys and values when a draft is wanted. So a
-round without a draft costs a copy of a row of states, and of a long stretch only what a draft can still see is ever
-worked on. What a position is remembered as does not depend on those it is remembered with: drafts are those of a
-drafter that never waited.
+States that come are put by, and made into keys and values when a draft is wanted. So a round without a draft costs a
+copy of a row of states, and of a long stretch only what a draft can still see is ever worked on. What a position is
+remembered as does not depend on those it is remembered with: drafts are those of a drafter that never waited.
 """
 
 from __future__ import annotations
@@ -77,9 +76,9 @@ class SpireDrafter:
     ) -> None:
         self._config, self._step, self._max_model_len, self._eos_ids = config, step, max_model_len, eos_ids
         self._most, self._floor = most, floor
-        self._most_waiting = min(_AT_ONCE if config.window is None else config.window, max_model_len)
-        sizes = {"layers": len(config.reads), "width": config.hidden_size}
-        self._waiting = WaitingStates(max_num_seqs, config.sink, self._most_waiting, **sizes)
+        self._recent = min(_AT_ONCE if config.window is None else config.window, max_model_len)
+        sink = min(config.sink, max_model_len)
+        self._waiting = WaitingStates(sink, self._recent, layers=len(config.reads), width=config.hidden_size)
         self._offer = Offer(self.name)
         self._ids_V = draft_ids.numpy()
         self._ids = draft_ids.tolist()
@@ -99,6 +98,7 @@ class SpireDrafter:
         slot = self._slots.pop(sequence_id, None)
         if slot is not None:
             self._step.close(slot.index)
+            self._waiting.drop(slot.index)
             self._free.append(slot.index)
 
     def sync(self, sequences: Sequence[RequestState]) -> None:
@@ -110,7 +110,7 @@ class SpireDrafter:
             if slot is None or start > slot.known:
                 continue
             self._make_room(slot, start, end)
-            if end - start > self._most_waiting and self._config.window is None:
+            if end - start > self._recent and self._config.window is None:
                 self._step.remember(slot.index, range(start, end), states_LND)
                 slot.remembered = end
             else:
@@ -125,8 +125,9 @@ class SpireDrafter:
         if start < slot.known:
             # Of a position that comes twice the later states count.
             self._catch_up(slot)
-            slot.remembered = start
-        elif self._config.window is None and end - slot.remembered > self._most_waiting:
+            # Should anything raise before they have come again, nothing is known of them.
+            slot.known = slot.remembered = start
+        elif self._config.window is None and end - slot.remembered > self._recent:
             self._catch_up(slot)
 
     def _in_sight(self, start: int, end: int) -> list[int]:
