@@ -14,7 +14,7 @@ from __future__ import annotations
 import argparse
 import json
 from collections import defaultdict
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from math import fsum
 from statistics import fmean
 from typing import Any
@@ -126,16 +126,16 @@ def main() -> None:
         subjects.append(EngineSubject(name, llm.with_speculation({**method, "num_speculative_tokens": k})))
     settings = Settings(temperature=0.0, max_tokens=args.max_tokens, ignore_eos=True)
     settle()
-    answers: Mapping[str, list[Answer]] = defaultdict(list)
+    answers: dict[str, list[Answer]] = defaultdict(list)
     for sample in measure(subjects, load_workload(args.prompts, limit=args.limit).tasks, [settings], batch=args.batch):
         answers[sample.configuration].append(sample.answer)
     curves += calibrate([llm.loaded.runner], lambda *_: None, _grid(args.batch))
-    plain, ratios = answers[PLAIN], {}
-    for name in named:
-        measured = decoding_seconds(plain, args.batch) / decoding_seconds(answers[name], args.batch)
-        drafting = drafting_seconds(answers[name]) - drafting_seconds(plain)
-        foretold = predicted_seconds(curves, plain, args.batch, 0.0)
-        foretold /= predicted_seconds(curves, answers[name], args.batch, drafting)
+    plain, ratios = answers.pop(PLAIN), {}
+    decoded, foreseen = decoding_seconds(plain, args.batch), predicted_seconds(curves, plain, args.batch, 0.0)
+    for name, given in answers.items():
+        measured = decoded / decoding_seconds(given, args.batch)
+        drafting = drafting_seconds(given) - drafting_seconds(plain)
+        foretold = foreseen / predicted_seconds(curves, given, args.batch, drafting)
         ratios[name] = foretold / measured
         print(f"{name:12} predicted {foretold:5.2f}  measured {measured:5.2f}  ratio {ratios[name]:5.2f}")
     print(json.dumps({**vars(args), "least": min(ratios.values()), "most": max(ratios.values()), "ratios": ratios}))

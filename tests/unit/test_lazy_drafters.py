@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+import weakref
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -319,9 +320,10 @@ def test_memory_of_what_waits_goes_with_its_sequence(tmp_path: Path) -> None:
     for sequence_id in range(9):
         drafter.open(StubSequence(sequence_id, [1]))
         drafter.remember([CommittedStates(sequence_id, 0, torch.zeros(2, 40, drafter._config.hidden_size))])
-        assert len(drafter._waiting._states_RLD) == 1
+        held = weakref.ref(drafter._slots[sequence_id].waiting._states_RLD)
+        assert held() is not None
         drafter.close(sequence_id)
-    assert not drafter._waiting._states_RLD
+        assert held() is None
 
 
 def test_whose_states_were_lost_drafts_no_more(tmp_path: Path) -> None:
@@ -350,7 +352,7 @@ def test_what_raised_while_it_came_again_is_not_known(
     drafter.remember([CommittedStates(0, 0, states_LND)])
     with monkeypatch.context() as patch:
         # A draft that sees everything remembers so many at once.
-        owner, method = (drafter._waiting, "put") if kind == "spire" else (drafter._step, "remember")
+        owner, method = (drafter._slots[0].waiting, "put") if kind == "spire" else (drafter._step, "remember")
         patch.setattr(owner, method, _raise)
         with pytest.raises(RuntimeError, match="injected"):
             drafter.remember([CommittedStates(0, 0, states_LND)])

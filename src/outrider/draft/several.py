@@ -71,6 +71,4 @@ class SeveralDrafter:
 
     def _asked(self, sequence: RequestState) -> tuple[Drafter, ...]:
         wanted = sequence.params.speculation
-        if wanted.num_speculative_tokens == 0:
-            return ()
-        return tuple(each for each in self.drafters if wanted.method in (None, each.name))
+        return tuple(each for each in self.drafters if wanted.drafts and wanted.method in (None, each.name))

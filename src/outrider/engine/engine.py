@@ -238,7 +238,7 @@ class Engine:
     def _propose(self, batch: Batch, choices: list[Choice]) -> list[Draft]:
         active = [(seq, choice) for seq, choice in zip(batch.ready, choices, strict=True) if choice.tokens > 0]
         # Long prompts are read along; for a round without a draft the drafter does nothing.
-        reading = [seq for seq, _ in batch.filling if _may_draft(seq)]
+        reading = [seq for seq, _ in batch.filling if seq.params.speculation.drafts]
         if reading:
             self.drafter.sync(reading)
         proposed = propose_chosen(self.drafter, [seq for seq, _ in active], [c for _, c in active]) if active else []
@@ -265,7 +265,7 @@ class Engine:
         sequences = (*batch.ready, *(seq for seq, _ in batch.filling))
         committed = []
         for seq, start, states_LND in zip(sequences, starts, scores.states, strict=True):
-            if not seq.finished and _may_draft(seq):
+            if not seq.finished and seq.params.speculation.drafts:
                 kept = self.runner.length(seq.id) - start
                 whole = kept == states_LND.shape[1]
                 committed.append(CommittedStates(seq.id, start, states_LND if whole else states_LND[:, :kept]))
@@ -344,8 +344,3 @@ class Engine:
     def _retire(self, request: Request) -> None:
         del self._requests[request.id]
         self._done.append(request)
-
-
-def _may_draft(sequence: Sequence) -> bool:
-    """Whether any round of it can have a draft."""
-    return sequence.params.speculation.num_speculative_tokens != 0

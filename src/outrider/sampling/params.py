@@ -45,6 +45,11 @@ class RequestSpeculation:
         if not isinstance(self.method, str | None):
             raise ConfigError(f"speculative: method={self.method!r} must be the name of one of the engine's drafters")
 
+    @property
+    def drafts(self) -> bool:
+        """Whether any round can have a draft."""
+        return self.num_speculative_tokens != 0
+
 
 _NOTHING_ASKED = RequestSpeculation()
 

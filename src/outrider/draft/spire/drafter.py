@@ -48,6 +48,7 @@ _AT_ONCE = 128
 @dataclass
 class _Slot:
     index: int
+    waiting: WaitingStates
     known: int = 0
     """Positions 0 .. known-1 have come from the target."""
     remembered: int = 0
@@ -77,8 +78,6 @@ class SpireDrafter:
         self._config, self._step, self._max_model_len, self._eos_ids = config, step, max_model_len, eos_ids
         self._most, self._floor = most, floor
         self._recent = min(_AT_ONCE if config.window is None else config.window, max_model_len)
-        sink = min(config.sink, max_model_len)
-        self._waiting = WaitingStates(sink, self._recent, layers=len(config.reads), width=config.hidden_size)
         self._offer = Offer(self.name)
         self._ids_V = draft_ids.numpy()
         self._ids = draft_ids.tolist()
@@ -92,13 +91,15 @@ class SpireDrafter:
     def open(self, sequence: RequestState) -> None:
         if sequence.id not in self._slots and self._free:
             # Its last owner's memories were forgotten when it left.
-            self._slots[sequence.id] = _Slot(self._free.pop())
+            c = self._config
+            sink = min(c.sink, self._max_model_len)
+            waiting = WaitingStates(sink, self._recent, layers=len(c.reads), width=c.hidden_size)
+            self._slots[sequence.id] = _Slot(self._free.pop(), waiting)
 
     def close(self, sequence_id: int) -> None:
         slot = self._slots.pop(sequence_id, None)
         if slot is not None:
             self._step.close(slot.index)
-            self._waiting.drop(slot.index)
             self._free.append(slot.index)
 
     def sync(self, sequences: Sequence[RequestState]) -> None:
@@ -117,7 +118,7 @@ class SpireDrafter:
                 seen = self._in_sight(start, end)
                 every_LND = as_floats(states_LND)
                 seen_LND = every_LND if len(seen) == end - start else every_LND[:, [p - start for p in seen]]
-                self._waiting.put(slot.index, seen, seen_LND)
+                slot.waiting.put(seen, seen_LND)
             slot.known = end
 
     def _make_room(self, slot: _Slot, start: int, end: int) -> None:
@@ -139,7 +140,7 @@ class SpireDrafter:
     def _catch_up(self, slot: _Slot) -> None:
         positions = self._in_sight(slot.remembered, slot.known)
         if positions:
-            self._step.remember(slot.index, positions, self._waiting.get(slot.index, positions))
+            self._step.remember(slot.index, positions, slot.waiting.get(positions))
         slot.remembered = slot.known
 
     def offers(self, sequence: RequestState) -> tuple[Offer, ...]:
