@@ -80,7 +80,7 @@ def drafting_seconds(answers: Sequence[Answer]) -> float:
     for answer in answers:
         phases = answer.decode_phases
         assert phases is not None
-        seconds, rounds = seconds + phases.draft + phases.commit, rounds + _acceptance(answer).rounds - 1
+        seconds, rounds = seconds + phases.drafter, rounds + _acceptance(answer).rounds - 1
     return seconds / rounds
 
 

@@ -127,6 +127,11 @@ class PhaseSeconds:
     def total(self) -> float:
         return self.schedule + self.draft + self.target + self.verify + self.commit
 
+    @property
+    def drafter(self) -> float:
+        """Of the phases in which a drafter works: it drafts, and takes the states of the pass in the commit."""
+        return self.draft + self.commit
+
 
 @dataclass(frozen=True)
 class StepTrace:
@@ -138,6 +143,11 @@ class StepTrace:
     """Tokens of the target's pass."""
     prompt_rows: int = 0
     """Those of them that were of prompts."""
+
+    @property
+    def asked(self) -> list[tuple[Offer, RoundTrace]]:
+        """Rounds for which drafts were asked, and from which offer; a drafter may have given none."""
+        return [(of.offer, each) for each in self.rounds if (of := each.choice).tokens and of.offer is not None]
 
 
 @dataclass(frozen=True)

@@ -166,7 +166,7 @@ def test_a_length_is_the_best_of_all() -> None:
         controller = GoodputController(StepCost({1: 1.0, 129: 1 + 128 * luck.uniform(0.01, 0.3)}), most=8)
         for _ in range(30):
             kept = luck.randint(0, 6)
-            controller._book.observe(RoundTrace("r", 0, "spire", 8, kept, kept + 1, Choice(8, DRAFT)), own=True)
+            controller._book.observe(DRAFT, RoundTrace("r", 0, "spire", 8, kept, kept + 1, Choice(8, DRAFT)), own=True)
         share, row = 1.0, luck.uniform(0.01, 0.3)
         drafting, survival = controller._draft_cost.token("spire", 1.0), controller._book.survival(0, DRAFT)
         rates = [(1 + sum(survival[:k])) / (share + k * (row + drafting)) for k in range(len(survival) + 1)]
@@ -284,9 +284,9 @@ def test_a_sequence_of_a_used_name_starts_afresh() -> None:
     book = SurvivalBook(4)
     fresh = book.survival(0, DRAFT)
     for _ in range(9):
-        book.observe(RoundTrace("r", 1, "spire", 4, 4, 5, Choice(4, DRAFT)), own=False)
+        book.observe(DRAFT, RoundTrace("r", 1, "spire", 4, 4, 5, Choice(4, DRAFT)), own=False)
     shared = book.survival(0, DRAFT)
-    book.observe(RoundTrace("r", 0, "spire", 4, 0, 1, Choice(4, DRAFT)), own=True)
+    book.observe(DRAFT, RoundTrace("r", 0, "spire", 4, 0, 1, Choice(4, DRAFT)), own=True)
     own = book.survival(0, DRAFT)
     book.forget(0)
     assert own[0] < book.survival(0, DRAFT)[0] < shared[0]

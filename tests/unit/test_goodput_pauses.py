@@ -119,18 +119,19 @@ def test_a_drafter_that_is_behind_whenever_it_is_used_has_its_price(token: float
 def test_one_slow_time_says_little() -> None:
     """A machine that was busy for a minute is no reason to wait for hours."""
     cost = DraftCost()
-    trace = RoundTrace("r", 7, "draft_model", 1, 0, 1, Choice(1, Offer("draft_model", behind=10)))
-    cost.observe((trace,), 0.7 + 0.02, 1.0, {7})
+    offer = Offer("draft_model", behind=10)
+    asked = [(offer, RoundTrace("r", 7, "draft_model", 1, 0, 1, Choice(1, offer)))]
+    cost.observe(asked, 0.7 + 0.02, 1.0, {7})
     assert cost.catching_up(Offer("draft_model", behind=10)) == pytest.approx(0.7)
     cost.pass_by(70.1)
     assert cost.may_try("draft_model")
-    cost.observe((trace,), 60.0, 1.0, {7})
+    cost.observe(asked, 60.0, 1.0, {7})
     assert cost.catching_up(Offer("draft_model", behind=10)) < 0.85
     assert not cost.may_try("draft_model")
     cost.pass_by(141.0)
     assert cost.may_try("draft_model")
     first = DraftCost()
-    first.observe((trace,), 600.0, 1.0, {7})
+    first.observe(asked, 600.0, 1.0, {7})
     first.pass_by(2001.0)
     assert first.may_try("draft_model")
 
@@ -138,6 +139,7 @@ def test_one_slow_time_says_little() -> None:
 def test_only_trials_are_made_up_for() -> None:
     """A draft that was chosen for what it promises has catching up in its price."""
     cost = DraftCost()
-    trace = RoundTrace("r", 7, "draft_model", 1, 0, 1, Choice(1, Offer("draft_model", behind=10)))
-    cost.observe((trace,), 0.7, 1.0, set())
+    offer = Offer("draft_model", behind=10)
+    asked = [(offer, RoundTrace("r", 7, "draft_model", 1, 0, 1, Choice(1, offer)))]
+    cost.observe(asked, 0.7, 1.0, set())
     assert cost.may_try("draft_model")

@@ -154,21 +154,16 @@ def _estimate(answers: Sequence[Answer], plain: Sequence[Answer], k: int) -> Est
 def _draft_cost(answers: Sequence[Answer], plain: Sequence[Answer]) -> float | None:
     """What a draft token took, over a plain step: the median over prompts, each beside its own plain answer.
 
-    A drafter also works in the commit, where it takes the states of the pass; what a plain commit takes is not its.
-    None where nothing was drafted.
+    What a plain commit takes is not the drafter's. None where nothing was drafted.
     """
     costs = []
     for answer, alone in zip(answers, plain, strict=True):
         # The round behind a prompt is in neither: it has no draft yet, since the states to draft from come with it.
         steps, drafted, plain_steps = len(answer.arrivals) - 1, _acceptance(answer).drafted, len(alone.arrivals) - 1
         if drafted and steps > 0 and plain_steps > 0:
-            work = _drafting(answer) - steps * _drafting(alone) / plain_steps
+            work = _phases(answer).drafter - steps * _phases(alone).drafter / plain_steps
             costs.append(max(0.0, work / drafted / (_phases(alone).total / plain_steps)))
     return median(costs) if costs else None
-
-
-def _drafting(answer: Answer) -> float:
-    return _phases(answer).draft + _phases(answer).commit
 
 
 def _phases(answer: Answer) -> PhaseSeconds:

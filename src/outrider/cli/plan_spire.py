@@ -49,6 +49,8 @@ def trained_model(values: Mapping[str, Any], folder: Path, held: Storage) -> Mod
 
 def check_trained(target: Model, drafters: Iterable[tuple[Method, str | None]], models: Mapping[str, Model]) -> None:
     """Raise ConfigError for a trained draft that is to decode alone, or was made for another target."""
+    from outrider.draft.spire.config import misfit
+
     if target.reads is not None:
         raise ConfigError(f"--target {target.name} is a SPIRe draft: give it as --draft, with its target as --target")
     for method, ref in drafters:
@@ -57,13 +59,12 @@ def check_trained(target: Model, drafters: Iterable[tuple[Method, str | None]], 
             continue
         if method != "spire":
             raise ConfigError(f"--draft {draft.name} is a SPIRe draft: give --method spire for it, not {method}")
-        if not draft.reads.fits(target.architecture):
-            reads, sizes = draft.reads, target.architecture
-            raise ConfigError(
-                f"--draft {draft.name} was trained for another target (vocabulary {reads.vocab}, width {reads.hidden}, "
-                f"state {reads.layers}; {target.name} has {sizes.vocab}, {sizes.hidden}, {sizes.layers} layers); train "
-                "one for this"
-            )
+        reads, sizes = draft.reads, target.architecture
+        wrong = misfit(
+            (reads.vocab, reads.hidden, reads.layers), (sizes.vocab, sizes.hidden, sizes.layers), target.name
+        )
+        if wrong is not None:
+            raise ConfigError(f"--draft {draft.name} {wrong}")
 
 
 def with_shipped(target: Model, drafters: Iterable[tuple[Method, str | None]]) -> Iterator[tuple[Method, str | None]]:

@@ -45,20 +45,20 @@ class DraftCost:
             paid = _TRIAL_SHARE * seconds
             self._owed = {drafter: owed - paid for drafter, owed in self._owed.items() if owed > paid}
 
-    def observe(self, rounds: Sequence[RoundTrace], seconds: float, plain: float, tried: Collection[int]) -> None:
+    def observe(
+        self, asked: Sequence[tuple[Offer, RoundTrace]], seconds: float, plain: float, tried: Collection[int]
+    ) -> None:
         """Learn from a step. Who drafted shares its time by what each was expected to take; ``tried``: sequences whose
         draft is a trial."""
         expected: dict[str, float] = {}
         behind, in_trials = Counter[str](), Counter[str]()
-        for each in rounds:
-            offer, asked = each.choice.offer, each.choice.tokens
-            if offer is not None and asked:
-                # Where a draft ended early, the token that was doubted took its time too.
-                tokens = min(asked, each.drafted + 1) * self.token(offer.drafter, plain)
-                expected[offer.drafter] = expected.get(offer.drafter, 0.0) + tokens
-                if offer.behind:
-                    behind[offer.drafter] += offer.behind
-                    in_trials[offer.drafter] += offer.behind * (each.sequence_id in tried)
+        for offer, each in asked:
+            # Where a draft ended early, the token that was doubted took its time too.
+            tokens = min(each.choice.tokens, each.drafted + 1) * self.token(offer.drafter, plain)
+            expected[offer.drafter] = expected.get(offer.drafter, 0.0) + tokens
+            if offer.behind:
+                behind[offer.drafter] += offer.behind
+                in_trials[offer.drafter] += offer.behind * (each.sequence_id in tried)
         if not expected or seconds <= 0:
             return
         drafting = sum(expected.values())

@@ -96,12 +96,11 @@ class GoodputController:
         return choices
 
     def observe(self, trace: StepTrace) -> None:
-        asked = [each for each in trace.rounds if each.choice.tokens]
-        for each in asked:
+        asked = trace.asked
+        for offer, each in asked:
             # One that ended with this round, or has a length of its own, will not be chosen for.
-            self._book.observe(each, own=each.sequence_id in self._passed)
-            offer = each.choice.offer
-            passed = self._passed.get(each.sequence_id, {}).get(offer) if offer is not None else None
+            self._book.observe(offer, each, own=each.sequence_id in self._passed)
+            passed = self._passed.get(each.sequence_id, {}).get(offer)
             if passed is not None and passed.instead_of_none and each.kept:
                 passed.patience = _SOONEST
         self._draft_cost.pass_by(trace.seconds.total)

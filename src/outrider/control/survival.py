@@ -67,16 +67,14 @@ class SurvivalBook:
         self._own: dict[int, dict[Offer, Chances]] = {}
         self._known: dict[tuple[int, Offer], list[float]] = {}
 
-    def observe(self, trace: RoundTrace, own: bool) -> None:
-        """Learn from a round that drafted, or was asked to; ``own``: also of its sequence, which goes on."""
-        choice = trace.choice
-        if choice.offer is None or choice.tokens == 0:
-            return
+    def observe(self, offer: Offer, trace: RoundTrace, own: bool) -> None:
+        """Learn from a round for which drafts were asked; ``own``: also of its sequence, which goes on."""
+        asked = trace.choice.tokens
         self._known.clear()
-        self._shared.setdefault(choice.offer, Chances(self._most, _SHARED_MEMORY)).observe(choice.tokens, trace.kept)
+        self._shared.setdefault(offer, Chances(self._most, _SHARED_MEMORY)).observe(asked, trace.kept)
         if own:
             mine = self._own.setdefault(trace.sequence_id, {})
-            mine.setdefault(choice.offer, Chances(self._most, _OWN_MEMORY)).observe(choice.tokens, trace.kept)
+            mine.setdefault(offer, Chances(self._most, _OWN_MEMORY)).observe(asked, trace.kept)
 
     def survival(self, sequence_id: int, offer: Offer) -> list[float]:
         """Chance of each position, the first at least, to be reached and kept; falls, and ends where it is not worth a

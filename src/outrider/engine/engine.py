@@ -13,6 +13,7 @@ import torch
 from outrider.config import EngineConfig, VerifierName
 from outrider.control.base import Controller
 from outrider.draft.base import Drafter, StateDrafter, drafter_names, offers_of, propose_chosen
+from outrider.engine.checks import check_prompt, check_speculation, check_tokens
 from outrider.engine.clock import PhaseClock
 from outrider.engine.detokenizer import TextDecoder
 from outrider.engine.judge import Judged, judge
@@ -20,7 +21,6 @@ from outrider.engine.metrics import RequestCounter
 from outrider.engine.request import Request
 from outrider.engine.scheduler import Batch, Scheduler
 from outrider.engine.sequence import Limits, Sequence
-from outrider.errors import RequestError
 from outrider.models.base import Feed, Scores, TargetRunner
 from outrider.sampling.params import SamplingParams
 from outrider.sampling.rng import KeyedRandomness, child_seed, fresh_seed
@@ -83,29 +83,9 @@ class Engine:
 
     def check(self, prompt_ids: Seq[int], params: SamplingParams) -> None:
         """Raise RequestError if the request could never be served; changes nothing."""
-        limit, vocab = self.runner.max_model_len, self.runner.vocab_size
-        if not prompt_ids:
-            raise RequestError("the prompt is empty: give at least one token of text")
-        if len(prompt_ids) >= limit:
-            raise RequestError(
-                f"the prompt has {len(prompt_ids)} tokens but max_model_len is {limit} and at least one is needed for "
-                "the answer: shorten the prompt or raise max_model_len"
-            )
-        outside = next((t for t in (*prompt_ids, *params.stop_token_ids) if not 0 <= t < vocab), None)
-        if outside is not None:
-            raise RequestError(f"token id {outside} is outside the vocabulary of {vocab} tokens (0 to {vocab - 1})")
-        wanted, methods = params.speculation, drafter_names(self.drafter)
-        if not methods and (wanted.method is not None or wanted.num_speculative_tokens):
-            raise RequestError("speculative: this engine decodes plainly; load one with a speculative_config")
-        if wanted.method is not None and wanted.method not in methods:
-            raise RequestError(
-                f"speculative: method={wanted.method!r} is not loaded here; use one of {', '.join(methods)}"
-            )
-        stops = {*params.stop_token_ids, *(() if params.ignore_eos else self._limits.eos_ids)}
-        if params.min_tokens and stops.issuperset(range(vocab)):
-            raise RequestError(
-                f"min_tokens={params.min_tokens} leaves nothing to generate: all {vocab} tokens are stop tokens"
-            )
+        check_prompt(prompt_ids, self.runner.max_model_len)
+        check_tokens(prompt_ids, params, self.runner.vocab_size, self._limits.eos_ids)
+        check_speculation(params, drafter_names(self.drafter))
 
     def keeps_bytes(self, params: SamplingParams) -> bool:
         """Whether such a request's tokens are plain decoding's own, and not only drawn from the same law."""

@@ -19,9 +19,6 @@ class Reads:
     hidden: int
     layers: int
 
-    def fits(self, target: Architecture) -> bool:
-        return (self.vocab, self.hidden) == (target.vocab, target.hidden) and self.layers <= target.layers
-
 
 @dataclass(frozen=True)
 class Model:

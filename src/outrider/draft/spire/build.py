@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from outrider.draft.spire.config import SpireConfig
+from outrider.draft.spire.config import SpireConfig, misfit
 from outrider.draft.spire.drafter import SpireDrafter, SpireStep
 from outrider.draft.spire.step_native import NativeSpireStep
 from outrider.draft.spire.step_torch import TorchSpireStep
@@ -34,12 +34,9 @@ def build_spire(folder: Path, target: LoadedModel, most: int, floor: float = 0.0
 def _check_fit(draft: SpireConfig, runner: DecoderRunner, folder: Path) -> None:
     c = runner.config
     mine = (draft.vocab_size, draft.hidden_size, max(draft.reads))
-    theirs = (c.vocab_size, c.hidden_size, c.num_layers)
-    if mine[:2] != theirs[:2] or mine[2] > theirs[2]:
-        raise CapabilityError(
-            f"speculative_config: {folder} was trained for another target (vocabulary {mine[0]}, width {mine[1]}, "
-            f"state {mine[2]}; {runner.name} has {theirs[0]}, {theirs[1]}, {theirs[2]} layers); train one for this"
-        )
+    wrong = misfit(mine, (c.vocab_size, c.hidden_size, c.num_layers), runner.name)
+    if wrong is not None:
+        raise CapabilityError(f"speculative_config: {folder} {wrong}")
 
 
 def _step(weights: SpireWeights, runner: DecoderRunner, most: int) -> SpireStep:

@@ -16,6 +16,17 @@ if TYPE_CHECKING:
 FORMAT = "spire"
 
 
+def misfit(draft: tuple[int, int, int], target: tuple[int, int, int], name: str) -> str | None:
+    """Why a draft is not the named target's, or None: vocabulary and width of each, the state that the draft reads, and
+    the target's layers."""
+    if draft[:2] == target[:2] and draft[2] <= target[2]:
+        return None
+    return (
+        f"was trained for another target (vocabulary {draft[0]}, width {draft[1]}, state {draft[2]}; {name} has "
+        f"{target[0]}, {target[1]}, {target[2]} layers); train one for this"
+    )
+
+
 _SIZES = ("vocab_size", "hidden_size", "intermediate_size", "num_heads", "num_kv_heads", "head_dim", "draft_vocab_size")
 _RULES = {
     **dict.fromkeys(_SIZES, whole(1)),
