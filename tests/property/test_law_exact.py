@@ -60,7 +60,9 @@ class EnumeratedRandomness:
     def emit(self, i: int, logp_V: torch.Tensor) -> int:
         return self.draws.emit(i, logp_V)
 
-    draft = emit
+    def draft(self, i: int, logq_W: torch.Tensor, ids_W: object = None) -> int:
+        """A place is drawn, whatever token it stands for."""
+        return self.emit(i, logq_W)
 
 
 class Liar(RandomDrafter):

@@ -143,5 +143,5 @@ def test_a_replacement_drawn_with_the_noise_of_the_draft(monkeypatch: pytest.Mon
 
 def test_a_race_with_another_law(monkeypatch: pytest.MonkeyPatch) -> None:
     race = rng._race
-    monkeypatch.setattr(rng, "_race", lambda logp, noise: race(logp * np.float32(1.2), noise))
+    monkeypatch.setattr(rng, "_race", lambda logp, noise, ids=None: race(logp * np.float32(1.2), noise, ids))
     assert watched_rounds("coupled").rejected == (EMITTED,)

@@ -12,7 +12,7 @@ from outrider.errors import RequestError
 from outrider.sampling import policy as policy_module
 from outrider.sampling.arrays import Floats
 from outrider.sampling.params import SamplingParams
-from outrider.sampling.policy import PolicyRows, fit_vocabulary, policy, target_logprobs
+from outrider.sampling.policy import PolicyRows, policy, target_logprobs
 
 NO_STOPS: frozenset[int] = frozenset()
 
@@ -195,10 +195,3 @@ def test_target_logprobs_know_no_policy() -> None:
     logp_TV = target_logprobs(logits_TV)
     assert logp_TV.dtype == torch.float32
     torch.testing.assert_close(logp_TV.double(), torch.log_softmax(logits_TV.double(), -1), rtol=1e-5, atol=1e-5)
-
-
-def test_fit_vocabulary_pads_with_the_impossible_and_cuts() -> None:
-    logits_TV = torch.tensor([[1.0, 2.0, 3.0]])
-    assert fit_vocabulary(logits_TV, 5).tolist() == [[1.0, 2.0, 3.0, -math.inf, -math.inf]]
-    assert fit_vocabulary(logits_TV, 2).tolist() == [[1.0, 2.0]]
-    assert fit_vocabulary(logits_TV, 3).tolist() == logits_TV.tolist()

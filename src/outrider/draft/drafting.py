@@ -10,10 +10,12 @@ import numpy as np
 import torch
 
 from outrider.sampling.arrays import Floats, as_floats
-from outrider.sampling.policy import PolicyRows, fit_vocabulary
+from outrider.sampling.policy import PolicyRows
 from outrider.types import Draft, RequestState
 
 if TYPE_CHECKING:
+    from numpy.typing import NDArray
+
     from outrider.sampling.rng import RoundDraws
 
 
@@ -25,6 +27,10 @@ class Drafting:
     budget: int
     draws: RoundDraws
     stop_ids: frozenset[int]
+    vocab_size: int
+    """The target's."""
+    ids_W: NDArray[np.intp] | None = None
+    """The target's ids of the W tokens that the drafter has logits of, ascending; None: they are the target's first."""
     floor: float = 0.0
     """Greedy drafts end before a token with which all of it would be less likely than this, by the drafter itself."""
     likely: float = 1.0
@@ -35,7 +41,7 @@ class Drafting:
     def wants_more(self) -> bool:
         return len(self.tokens) < self.budget
 
-    def doubtful(self, logits_V: torch.Tensor) -> bool:
+    def doubtful(self, logits_W: torch.Tensor) -> bool:
         """Whether the draft should end here; then it does. Decided on the whole law, before anything is drawn from it:
         to withdraw a token for its own likelihood would bend the output's law.
         """
@@ -43,8 +49,8 @@ class Drafting:
             return False
         # By numpy, as all that is done with rows here: torch shares work on long ones out to OpenMP threads, which then
         # spin while the next pass needs their cores.
-        row_V = as_floats(logits_V)
-        self.likely /= float(np.exp(row_V - row_V.max()).sum())
+        row_W = as_floats(logits_W)
+        self.likely /= float(np.exp(row_W - row_W.max()).sum())
         if self.likely >= self.floor:
             return False
         self._end()
@@ -53,46 +59,59 @@ class Drafting:
     def _end(self) -> None:
         self.budget = len(self.tokens)
 
-    def draw(self, logits_V: torch.Tensor, vocab_size: int) -> int | None:
+    def draw(self, logits_W: torch.Tensor) -> int | None:
         """Choose the next draft token and keep the very row it was chosen from.
 
         None, and the draft ends here, where the row leaves nothing to choose: a draft may know none of the tokens that
         are allowed, or be broken, and that must not stop the requests beside it.
         """
-        logits_1V = as_floats(fit_vocabulary(logits_V[None], vocab_size))
-        if not _possible(logits_1V):
+        generated = len(self.sequence.tokens) - self.sequence.prompt_length + len(self.tokens)
+        row_W = self._allowed(as_floats(logits_W)[: self.vocab_size], generated)
+        best = int(row_W.argmax())
+        # Where anything is NaN, that is the place of the maximum.
+        if not math.isfinite(row_W[best]):
             self._end()
             return None
-        i = len(self.tokens)
-        generated = len(self.sequence.tokens) - self.sequence.prompt_length + i
-        # As the target's own rows: where noise is shared only the winner counts, and equal logits have equal winners.
-        normalised = not self.sequence.randomness.shared_noise
-        logq_V = PolicyRows(logits_1V, self.sequence.params, generated, self.stop_ids, normalised)[0]
-        if not _possible(logq_V.numpy()):
-            self._end()
-            return None
-        if self.sequence.params.greedy:
-            token = int(logq_V.numpy().argmax())
-        else:
-            token = self.draws.draft(i, logq_V)
-            self.logq.append(logq_V)
+        place = best if self.sequence.params.greedy else self._sampled(row_W, generated)
+        token = place if self.ids_W is None else int(self.ids_W[place])
         self.tokens.append(token)
         return token
+
+    def _allowed(self, row_W: Floats, generated: int) -> Floats:
+        """The row without the tokens that would end the answer too soon."""
+        if generated >= self.sequence.params.min_tokens or not self.stop_ids:
+            return row_W
+        ids_W = np.arange(row_W.size) if self.ids_W is None else self.ids_W
+        return np.where(np.isin(ids_W, list(self.stop_ids)), np.float32(-math.inf), row_W)
+
+    def _sampled(self, row_W: Floats, generated: int) -> int:
+        # As the target's own rows: where noise is shared only the winner counts, and equal logits have equal winners.
+        normalised = not self.sequence.randomness.shared_noise
+        rows = PolicyRows(row_W[None], self.sequence.params, generated, frozenset(), normalised)
+        self.logq.append(rows[0])
+        return self.draws.draft(len(self.tokens), rows[0], self.ids_W)
 
     def draft(self) -> Draft:
         # Under shared noise the verifier compares tokens only, and stacking k vocabularies is not free.
         if not self.logq or self.sequence.randomness.shared_noise:
             return Draft(tuple(self.tokens))
-        return Draft(tuple(self.tokens), torch.from_numpy(np.stack([logq_V.numpy() for logq_V in self.logq])))
+        logq_KV = np.full((len(self.logq), self.vocab_size), -math.inf, np.float32)
+        for logq_V, row in zip(logq_KV, self.logq, strict=True):
+            logq_V[slice(row.shape[0]) if self.ids_W is None else self.ids_W] = row.numpy()
+        return Draft(tuple(self.tokens), torch.from_numpy(logq_KV))
 
 
-def _possible(row_V: Floats) -> bool:
-    """Whether there is something to choose, and no NaN: a maximum is NaN where anything is."""
-    return math.isfinite(row_V.max())
-
-
-def begin(sequence: RequestState, budget: int, eos_ids: frozenset[int], floor: float = 0.0) -> Drafting:
+def begin(
+    sequence: RequestState,
+    budget: int,
+    eos_ids: frozenset[int],
+    vocab_size: int,
+    *,
+    ids_W: NDArray[np.intp] | None = None,
+    floor: float = 0.0,
+) -> Drafting:
     """An empty draft of at most ``budget`` tokens; ``eos_ids`` are what ``min_tokens`` holds back."""
     params = sequence.params
     stop_ids = (frozenset() if params.ignore_eos else eos_ids) | frozenset(params.stop_token_ids)
-    return Drafting(sequence, budget, sequence.randomness.round(len(sequence.tokens)), stop_ids, floor)
+    draws = sequence.randomness.round(len(sequence.tokens))
+    return Drafting(sequence, budget, draws, stop_ids, vocab_size, ids_W, floor)

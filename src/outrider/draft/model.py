@@ -106,7 +106,9 @@ class ModelDrafter:
                 drafting = min(budget, room) > 0
                 goals[sequence.id] = (sequence, length, 1) if drafting else (sequence, length - 1, 0)
                 if drafting:
-                    rows[sequence.id] = begin(sequence, min(budget, room), self._eos_ids, self._floor)
+                    rows[sequence.id] = begin(
+                        sequence, min(budget, room), self._eos_ids, self._vocab_size, floor=self._floor
+                    )
         self._extend(rows, self._feed_committed(goals))
         return [rows[sequence.id].draft() if sequence.id in rows else Draft() for sequence in sequences]
 
@@ -118,7 +120,7 @@ class ModelDrafter:
                 row = rows[sequence_id]
                 if row.doubtful(row_V):
                     continue
-                token = row.draw(row_V, self._vocab_size)
+                token = row.draw(row_V)
                 if token is not None and row.wants_more:
                     feeds.append(Feed(sequence_id, (token,), 1))
             logits_V = self._score(feeds)

@@ -87,14 +87,6 @@ def target_logprobs(logits_TV: torch.Tensor) -> torch.Tensor:
     return torch.from_numpy(logp_TV)
 
 
-def fit_vocabulary(logits_TV: torch.Tensor, vocab_size: int) -> torch.Tensor:
-    """A draft's logits over the target's vocabulary: missing tokens are impossible, padding beyond it is cut."""
-    missing = vocab_size - logits_TV.shape[-1]
-    if missing <= 0:
-        return logits_TV[..., :vocab_size]
-    return torch.nn.functional.pad(logits_TV, (0, missing), value=-math.inf)
-
-
 def _without(logits_V: Floats, stop_ids: frozenset[int]) -> Floats:
     vocab_size = len(logits_V)
     inside = sorted(token for token in stop_ids if 0 <= token < vocab_size)

@@ -73,13 +73,16 @@ class RoundDraws:
         """
         return _race(as_floats(logp_V), self._noise(_EMIT, 0, i))
 
-    def draft(self, i: int, logq_V: torch.Tensor) -> int:
-        """A draft token drawn from ``logq_V``."""
+    def draft(self, i: int, logq_W: torch.Tensor, ids_W: NDArray[np.intp] | None = None) -> int:
+        """The place of a draft token drawn from ``logq_W``, the law of tokens ``ids_W``, ascending; None: of 0 to W-1.
+
+        It is these ids whose noise is shared; noise of the draft's own goes by places.
+        """
         if self.randomness.shared_noise:
-            return self.emit(i, logq_V)
+            return _race(as_floats(logq_W), self._noise(_EMIT, 0, i), ids_W)
         # The round is part of this key: a later round may draft this position again, and by then the first noise has
         # influenced what was kept (block verification looks ahead), so reusing it would bias the output.
-        return _race(as_floats(logq_V), self._noise(_DRAFT, self.start, i))
+        return _race(as_floats(logq_W), self._noise(_DRAFT, self.start, i))
 
     def _noise(self, purpose: int, start: int, i: int) -> _Noise:
         key = np.array([self.randomness.seed, purpose], dtype=np.uint64)
@@ -135,8 +138,11 @@ def fresh_seed() -> int:
     return int.from_bytes(os.urandom(8), "little")
 
 
-def _race(logp: Floats, noise: _Noise) -> int:
+def _race(logp: Floats, noise: _Noise, ids: NDArray[np.intp] | None = None) -> int:
     """Exponential race: argmin of e_v / p_v with e_v ~ Exp(1), which wins with probability proportional to p_v.
+
+    ``ids``: of the tokens that ``logp`` is the law of, ascending; None: 0 to its size. The place of the winner is
+    returned.
 
     Uniforms carry 32 bits: probabilities below about 2**-32 are not resolved. Logarithms are taken only of the noise
     of tokens that could win; the winner is the one that a race of all of them has.
@@ -145,15 +151,15 @@ def _race(logp: Floats, noise: _Noise) -> int:
     assert logp[best] > -np.inf, "a distribution needs at least one possible token, and no NaN"
     likely = logp >= logp[best] - _FAR
     if logp[logp.argmin()] == -np.inf and np.count_nonzero(likely) == np.count_nonzero(logp > -np.inf):
-        ids = likely.nonzero()[0]
-        words = noise.of(ids) if ids.size > 1 else np.zeros(1, np.uint32)
+        places = likely.nonzero()[0]
+        words = noise.of(places if ids is None else ids[places]) if places.size > 1 else np.zeros(1, np.uint32)
     else:
-        every_word = noise.first(logp.size)
+        every_word = noise.first(logp.size) if ids is None else noise.first(int(ids[-1]) + 1)[ids]
         # e_v >= u_v, so a token _FAR below the best can win only with a uniform below that share of the best's e.
         luck = -math.log1p(-(int(every_word[best]) + 0.5) * 2.0**-32) * math.exp(-_FAR) * _MARGIN
-        ids = (likely | (every_word <= np.uint32(luck * 2.0**32))).nonzero()[0]
-        words = every_word[ids]
-    return int(ids[(logp[ids] - _log_exponentials(words)).argmax()])
+        places = (likely | (every_word <= np.uint32(luck * 2.0**32))).nonzero()[0]
+        words = every_word[places]
+    return int(places[(logp[places] - _log_exponentials(words)).argmax()])
 
 
 def _log_exponentials(bits: NDArray[np.uint32]) -> Floats:

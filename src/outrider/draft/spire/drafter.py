@@ -14,7 +14,6 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Protocol
 
-import numpy as np
 import torch
 
 from outrider.draft.drafting import Drafting, begin
@@ -80,7 +79,6 @@ class SpireDrafter:
         self._recent = min(_AT_ONCE if config.window is None else config.window, max_model_len)
         self._offer = Offer(self.name)
         self._ids_V = draft_ids.numpy()
-        self._ids = draft_ids.tolist()
         self._free = list(range(max_num_seqs))
         self._slots: dict[int, _Slot] = {}
 
@@ -160,7 +158,10 @@ class SpireDrafter:
                 slot = self._slots[sequence.id]
                 self._catch_up(slot)
                 assert slot.known == length - 1, "states of tokens that are not committed"
-                rows[sequence.id] = begin(sequence, room, self._eos_ids, self._floor)
+                vocab_size = self._config.vocab_size
+                rows[sequence.id] = begin(
+                    sequence, room, self._eos_ids, vocab_size, ids_W=self._ids_V, floor=self._floor
+                )
         self._extend(rows)
         return [rows[sequence.id].draft() if sequence.id in rows else Draft() for sequence in sequences]
 
@@ -177,13 +178,5 @@ class SpireDrafter:
             slots = [self._slots[row.sequence.id].index for row in going]
             for row, logits_V in zip(going, self._step.step(inputs, slots, positions), strict=True):
                 if not row.doubtful(logits_V):
-                    self._draw(row, logits_V)
+                    row.draw(logits_V)
             going = [row for row in going if row.wants_more]
-
-    def _draw(self, row: Drafting, logits_V: torch.Tensor) -> None:
-        if row.sequence.params.greedy and row.sequence.params.min_tokens == 0:
-            row.tokens.append(self._ids[int(as_floats(logits_V).argmax())])
-            return
-        all_V = np.full(self._config.vocab_size, -np.inf, np.float32)
-        all_V[self._ids_V] = as_floats(logits_V)
-        row.draw(torch.from_numpy(all_V), self._config.vocab_size)
