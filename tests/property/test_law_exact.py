@@ -14,7 +14,6 @@ import torch
 
 from outrider.control.base import Offers
 from outrider.control.goodput import GoodputController
-from outrider.control.step_cost import StepCost
 from outrider.draft.model import ModelDrafter
 from outrider.draft.ngram import NgramDrafter
 from outrider.draft.several import SeveralDrafter
@@ -25,7 +24,7 @@ from outrider.sampling.policy import policy
 from outrider.testing import AdversarialDrafter, RandomDrafter, ScheduledController
 from outrider.types import Choice, Draft, RequestState, StepTrace
 from outrider.verify.reference import EnumeratingDraws, Law, every_outcome, total_variation
-from tests.support import make_engine, run_one
+from tests.support import SteadyCost, make_engine, run_one
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -87,13 +86,6 @@ class Reacting:
 
     def close(self, sequence_id: int) -> None:
         """Nothing is a sequence's own."""
-
-
-class SteadyCost(StepCost):
-    """Learns nothing from the clock, so that what is chosen depends on past rounds and not on this machine."""
-
-    def observe(self, rows: int, seconds: float) -> None:
-        del rows, seconds
 
 
 PARAMS = {

@@ -75,6 +75,21 @@ def test_at_temperature_0_the_control_is_told_by_the_tokens(capsys: Captured) ->
     assert "odds" not in out, "nothing here is a matter of chance"
 
 
+def test_lengths_that_the_engine_chooses_are_audited_as_well(capsys: Captured) -> None:
+    """They are where none is asked for; where one is, there is nothing more to see."""
+    chosen = '{"model": "toy-draft", "rejection_sample_method": "block"}'
+    assert run([*TOY, "--seed", "3", "--speculative-config", chosen, "--json"]) == 0
+    report: dict[str, Any] = json.loads(capsys.readouterr().out)
+    assert report["settings"]["speculative_config"]["num_speculative_tokens"] == 5
+    assert (report["chosen"]["prompts"], report["chosen"]["divergences"]) == (2, [])
+    assert report["chosen"]["judged"] > 0
+    assert "lengths of the engine's choice, too, all 2 answers" in report["summary"]
+    assert run([*TOY, "--temperature", "0"]) == 0
+    assert "lengths chosen" in capsys.readouterr().out
+    run([*TOY, "--temperature", "0", "--speculative-config", DRAFT_MODEL])
+    assert "lengths chosen" not in capsys.readouterr().out
+
+
 def test_a_fault_is_exit_code_1_and_named(monkeypatch: pytest.MonkeyPatch, capsys: Captured) -> None:
     def misreporting(*arguments: Any, **settings: Any) -> Drafter:
         drafter = build_drafter(*arguments, **settings)

@@ -51,6 +51,8 @@ class AuditReport:
     distribution: DistributionCheck | None = None
     control: ControlCheck | None = None
     drafts: DraftCount | None = None
+    chosen: TokenComparison | None = None
+    """Tokens where the engine chooses draft lengths; greedy, or with the seed where tokens are promised."""
 
     @property
     def parts(self) -> Mapping[str, Part]:
@@ -58,6 +60,7 @@ class AuditReport:
         parts: dict[str, Part | None] = {
             "greedy": self.greedy,
             "seeded": self.seeded,
+            "chosen": self.chosen,
             "rows": self.rows,
             "rule": self.rule,
             "draws": self.draws,
@@ -87,6 +90,7 @@ def report_json(report: AuditReport, settings: Mapping[str, Any]) -> dict[str, A
         "false_alarm": FALSE_ALARM,
         "greedy": _comparison_json(report.greedy),
         "seeded": None if report.seeded is None else _comparison_json(report.seeded),
+        "chosen": None if report.chosen is None else _comparison_json(report.chosen),
         "rows": _part_json(report.rows),
         "rule": _part_json(report.rule),
         "draws": _part_json(report.draws),

@@ -43,12 +43,16 @@ def alarm_each(questions: int) -> float:
 
 @dataclass(frozen=True)
 class EngineAudit:
-    """An audit of two engines over one runner, which nobody uses meanwhile. ``k``: draft tokens of a whole round."""
+    """An audit of two engines over one runner, which nobody uses meanwhile. ``k``: draft tokens of a whole round.
+
+    ``choosing``: a third one, which chooses its draft lengths; its tokens are compared as well.
+    """
 
     plain: Engine
     speculative: Engine
     k: int
     progress: Progress = silent
+    choosing: Engine | None = None
 
     def run(self, questions: Sequence[Question], params: SamplingParams, samples: int) -> AuditReport:
         """Every part that applies to these parameters. Raises RequestError for a prompt that cannot be served."""
@@ -59,7 +63,7 @@ class EngineAudit:
         rows = check_rows(watched, self.plain.runner, self.progress) if exact else None
         captured = [round_ for each in watched for round_ in each.captured]
         rule = check_rule(captured[:ROUNDS], params.greedy, self.progress)
-        report = AuditReport(greedy, seeded, rows, rule)
+        report = AuditReport(greedy, seeded, rows, rule, chosen=self.chosen(questions, params))
         mistakes = mistakes_for(watched[0].rule, params.greedy, self.speculative.runner.vocab_size)
         if params.greedy:
             return replace(report, control=self.greedy_control(questions, params, mistakes[0]))
@@ -78,7 +82,20 @@ class EngineAudit:
     ) -> TokenComparison:
         """Token for token, at temperature 0 or where samples are promised; with a ``mistake``: spoilt."""
         name = "negative control" if mistake else "greedy" if params.greedy else "seeded"
-        pair = Pair(self._plain(f"{name}, plain"), self._spoilt(f"{name}, speculative", mistake))
+        return self._compared(name, self._spoilt(f"{name}, speculative", mistake), questions, params)
+
+    def chosen(self, questions: Sequence[Question], params: SamplingParams) -> TokenComparison | None:
+        """The same where lengths are chosen round by round, which takes how long steps took into account."""
+        if self.choosing is None:
+            return None
+        promised = params if params.greedy or self._promises_samples(params) else greedy_params(params)
+        side = EngineSampler(self.choosing, "lengths chosen, speculative", progress=self.progress)
+        return self._compared("lengths chosen", side, questions, promised)
+
+    def _compared(
+        self, name: str, side: EngineSampler, questions: Sequence[Question], params: SamplingParams
+    ) -> TokenComparison:
+        pair = Pair(self._plain(f"{name}, plain"), side)
         runner = self.plain.runner
         explainer = RunnerExplainer(runner, self.plain.tokenizer, self.k + 1)
         return compare_tokens(pair, questions, params, explainer, exact=runner.capabilities.deterministic_shape)

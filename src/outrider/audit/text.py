@@ -31,6 +31,8 @@ def paragraph(report: AuditReport) -> str:
     said = [verdict, _greedy_words(report.greedy)]
     if report.seeded is not None:
         said.append(_seeded_words(report.seeded))
+    if report.chosen is not None:
+        said.append(_chosen_words(report.chosen))
     if report.rows is not None:
         said.append(_row_words(report.rows))
     if report.rule is not None:
@@ -49,6 +51,7 @@ def paragraph(report: AuditReport) -> str:
 _NAMES = {
     "greedy": "greedy tokens",
     "seeded": "seeded tokens",
+    "chosen": "lengths chosen",
     "rows": "target rows",
     "rule": "rule check",
     "draws": "random draws",
@@ -59,7 +62,7 @@ _NAMES = {
 
 
 def _rows(report: AuditReport) -> Iterator[tuple[str, str, str]]:
-    for name, part in (("greedy", report.greedy), ("seeded", report.seeded)):
+    for name, part in (("greedy", report.greedy), ("seeded", report.seeded), ("chosen", report.chosen)):
         if part is not None:
             yield _NAMES[name], _comparison_result(part), _comparison_seen(part)
     if report.rows is not None:
@@ -99,7 +102,7 @@ def _comparison_seen(part: TokenComparison) -> str:
 
 
 def _differences(report: AuditReport) -> Iterator[str]:
-    for part in (report.greedy, report.seeded):
+    for part in (report.greedy, report.seeded, report.chosen):
         for each in part.divergences if part is not None else ():
             yield _difference(each)
 
@@ -169,6 +172,15 @@ def _seeded_words(part: TokenComparison) -> str:
     if part.divergences:
         return f"With the seed, {len(part.divergences)} of {part.prompts} answers were not plain decoding's own."
     return f"With the seed, all {part.prompts} sampled answers were plain decoding's own, token for token."
+
+
+def _chosen_words(part: TokenComparison) -> str:
+    if part.divergences:
+        return (
+            f"With draft lengths of the engine's choice, {len(part.divergences)} of {part.prompts} answers left plain "
+            f"decoding's tokens, {len(part.faults)} of them as faults."
+        )
+    return f"With draft lengths of the engine's choice, too, all {part.prompts} answers were plain decoding's own."
 
 
 def _row_words(check: RowCheck) -> str:

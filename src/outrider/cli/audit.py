@@ -69,12 +69,14 @@ def audit(
     else:
         if endpoint_model is not None:
             raise ConfigError(f"--endpoint-model {endpoint_model!r} means nothing without --endpoint")
-        speculation = _speculation(speculative_config)
+        asked = _speculation(speculative_config)
+        # Where the engine would choose draft lengths a fixed one is audited: much is seen only where much is drafted.
+        speculation = replace(asked, num_speculative_tokens=asked.num_speculative_tokens or _DRAFT_LENGTH)
         tasks = _tasks(prompts, limit)
-        config = {key: value for key, value in asdict(speculation).items() if value is not None}
+        config = _as_dict(speculation)
         llm = options.load_llm(model, dtype, quantization, json.dumps(config), max_model_len, trust_remote_code)
-        assert speculation.num_speculative_tokens is not None
-        report = _audit(llm, speculation.num_speculative_tokens, tasks, params, samples)
+        choosing = llm.with_speculation(_as_dict(asked)) if asked.num_speculative_tokens is None else None
+        report = _audit(llm, choosing, config["num_speculative_tokens"], tasks, params, samples)
         settings = {
             "model": model,
             "dtype": dtype,
@@ -106,19 +108,18 @@ def _both(context: typer.Context, endpoint: str | None, plain_endpoint: str | No
 
 
 def _speculation(text: str) -> SpeculativeConfig:
-    """Refused before a model is loaded: what drafts nothing has nothing to audit.
-
-    Where the engine would choose draft lengths a fixed one is audited: much is seen only where much is drafted.
-    """
+    """Refused before a model is loaded: what drafts nothing has nothing to audit."""
     speculation = parse_speculative_config(options.read_speculative(text))
     if speculation is None or speculation.num_speculative_tokens == 0:
         raise ConfigError(
             f"--speculative-config {text}: plain decoding has nothing to audit; use auto or a JSON object such as "
             '{"method": "ngram"}'
         )
-    if speculation.num_speculative_tokens is None:
-        return replace(speculation, num_speculative_tokens=_DRAFT_LENGTH)
     return speculation
+
+
+def _as_dict(speculation: SpeculativeConfig) -> dict[str, Any]:
+    return {key: value for key, value in asdict(speculation).items() if value is not None}
 
 
 def _tasks(prompts: str | None, limit: int) -> tuple[Task, ...]:
@@ -134,7 +135,9 @@ def _tasks(prompts: str | None, limit: int) -> tuple[Task, ...]:
 # --- auditing -----------------------------------------------------------------------------------------------
 
 
-def _audit(llm: LLM, k: int, tasks: tuple[Task, ...], params: SamplingParams, samples: int) -> AuditReport:
+def _audit(
+    llm: LLM, choosing: LLM | None, k: int, tasks: tuple[Task, ...], params: SamplingParams, samples: int
+) -> AuditReport:
     from outrider.audit.run import EngineAudit
 
     if llm.engine.drafter.name == "none":
@@ -143,7 +146,8 @@ def _audit(llm: LLM, k: int, tasks: tuple[Task, ...], params: SamplingParams, sa
         )
     questions = [_question(llm, task) for task in tasks]
     with progress_bar() as progress:
-        return EngineAudit(llm.with_speculation(None).engine, llm.engine, k, progress).run(questions, params, samples)
+        plain, chooses = llm.with_speculation(None).engine, None if choosing is None else choosing.engine
+        return EngineAudit(plain, llm.engine, k, progress, chooses).run(questions, params, samples)
 
 
 def _question(llm: LLM, task: Task) -> Question:
