@@ -7,8 +7,8 @@ and with the controller over a drafter that is always wrong. Configurations take
 the same tokens: at temperature 0 all must say the same. What must hold: auto at least 0.98 x plain in every category
 (median of prompt ratios), the wrong drafter 0.97 x, auto at least 0.97 x the best fixed configuration of the category,
 and better than every single one over all prompts (geometric mean). The best of several noisy figures looks better than
-it is; so how auto does beside the one that was best on the other half of a category's prompts is told as well. Prints a
-table, then one JSON line; exit code 1 if a bar is missed.
+it is; so how auto does beside the one that was best on the other half of a category's prompts is told as well, for
+batches of one. Prints a table, then one JSON line; exit code 1 if a bar is missed.
 """
 
 from __future__ import annotations
@@ -132,7 +132,9 @@ def main() -> None:
     each = speedups(samples)
     table = ratios(each)
     print_table(table)
-    parts = {name: values for name, values in each.items() if name != ALL and len(values[AUTO]) > 1}
+    # Prompts of one batch share its time, and repeats their prompt: their halves would not be independent.
+    alone = args.batch == 1 and args.repeats == 1
+    parts = {name: values for name, values in each.items() if alone and name != ALL and len(values[AUTO]) > 1}
     foreseen = {name: beside_foreseen(values) for name, values in parts.items()}
     about = {"processor": asdict(processor()), "read_bandwidth": read_bandwidth(None), "tasks": len(tasks)}
     found = verdict(table)

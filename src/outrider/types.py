@@ -147,7 +147,8 @@ class StepTrace:
     @property
     def asked(self) -> list[tuple[Offer, RoundTrace]]:
         """Rounds for which drafts were asked, and from which offer; a drafter may have given none."""
-        return [(of.offer, each) for each in self.rounds if (of := each.choice).tokens and of.offer is not None]
+        chosen = ((each.choice.offer, each) for each in self.rounds if each.choice.tokens)
+        return [(offer, each) for offer, each in chosen if offer is not None]
 
 
 @dataclass(frozen=True)

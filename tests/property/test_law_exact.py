@@ -9,11 +9,13 @@ from collections import defaultdict
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+import numpy as np
 import pytest
 import torch
 
 from outrider.control.base import Offers
 from outrider.control.goodput import GoodputController
+from outrider.draft.drafting import begin
 from outrider.draft.model import ModelDrafter
 from outrider.draft.ngram import NgramDrafter
 from outrider.draft.several import SeveralDrafter
@@ -72,6 +74,21 @@ class Liar(RandomDrafter):
         return [d if d.logq_KV is None else Draft(d.tokens, torch.full_like(d.logq_KV, 1 / V).log()) for d in drafts]
 
 
+class Narrow(RandomDrafter):
+    """Knows some of the target's tokens, and what the draft model thinks of those."""
+
+    ids_W = np.array([0, 2])
+
+    def propose(self, sequences: Sequence[RequestState], budgets: Sequence[int]) -> list[Draft]:
+        return [self._draft(sequence, budget) for sequence, budget in zip(sequences, budgets, strict=True)]
+
+    def _draft(self, sequence: RequestState, budget: int) -> Draft:
+        row = begin(sequence, budget, frozenset(), V, ids_W=self.ids_W)
+        while row.wants_more:
+            row.draw(DRAFT.logits((*sequence.tokens, *row.tokens))[torch.from_numpy(self.ids_W)])
+        return row.draft()
+
+
 class Reacting:
     """Drafts more after a round that kept something: a controller may learn from past rounds."""
 
@@ -98,6 +115,7 @@ DRAFTERS: dict[str, Callable[[], Drafter]] = {
     "model": lambda: ModelDrafter(ToyRunner(DRAFT, 2, 16), V),
     "the target itself": lambda: ModelDrafter(ToyRunner(TARGET, 2, 16), V),
     "random": lambda: RandomDrafter(V, zeros=0.4),
+    "narrow": lambda: Narrow(V),
     "ngram": lambda: NgramDrafter(1, 2),
     "several": lambda: SeveralDrafter([NgramDrafter(1, 2), ModelDrafter(ToyRunner(DRAFT, 2, 16), V)]),
     "adversarial": lambda: AdversarialDrafter(V, 2),

@@ -12,6 +12,7 @@ import pytest
 from outrider.audit.control import Misreporting
 from outrider.audit.report import SCHEMA
 from outrider.cli.main import run
+from outrider.control.goodput import GoodputController
 from outrider.draft.base import Drafter
 from outrider.draft.build import build_drafter
 from outrider.models.base import Feed, Scores
@@ -75,14 +76,24 @@ def test_at_temperature_0_the_control_is_told_by_the_tokens(capsys: Captured) ->
     assert "odds" not in out, "nothing here is a matter of chance"
 
 
-def test_lengths_that_the_engine_chooses_are_audited_as_well(capsys: Captured) -> None:
+def test_lengths_that_the_engine_chooses_are_audited_as_well(
+    monkeypatch: pytest.MonkeyPatch, models: FakeModels, capsys: Captured
+) -> None:
     """They are where none is asked for; where one is, there is nothing more to see."""
+    choose, chose = GoodputController.choose, list[int]()
+
+    def watched(self: GoodputController, *arguments: Any) -> Any:
+        chose.append(1)
+        return choose(self, *arguments)
+
+    monkeypatch.setattr(GoodputController, "choose", watched)
     chosen = '{"model": "toy-draft", "rejection_sample_method": "block"}'
     assert run([*TOY, "--seed", "3", "--speculative-config", chosen, "--json"]) == 0
     report: dict[str, Any] = json.loads(capsys.readouterr().out)
     assert report["settings"]["speculative_config"]["num_speculative_tokens"] == 5
     assert (report["chosen"]["prompts"], report["chosen"]["divergences"]) == (2, [])
     assert report["chosen"]["judged"] > 0
+    assert len(chose) > 0, "the engine's own controller"
     assert "lengths of the engine's choice, too, all 2 answers" in report["summary"]
     assert run([*TOY, "--temperature", "0"]) == 0
     assert "lengths chosen" in capsys.readouterr().out

@@ -2,14 +2,20 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from dataclasses import replace
+
 import numpy as np
 import pytest
 import torch
 
 from outrider.draft.drafting import Drafting, begin
+from outrider.draft.spire.drafter import SpireDrafter
 from outrider.sampling.params import SamplingParams
 from outrider.sampling.policy import policy
 from outrider.testing import StubSequence
+from outrider.types import CommittedStates
+from tests.unit.spires import TINY
 
 VOCAB = 96
 IDS_W = np.flatnonzero(np.random.default_rng(3).random(VOCAB) < 0.3)
@@ -95,3 +101,30 @@ def test_a_row_that_leaves_nothing_ends_the_draft(kind: str, temperature: float)
     assert row.draw(logits_W) is None
     assert not row.wants_more
     assert row.draft().tokens == ()
+
+
+class Sure:
+    """A draft's step that gives its first token three of four parts."""
+
+    def close(self, slot: int) -> None: ...
+
+    def remember(self, slot: int, positions: Sequence[int], states_LND: torch.Tensor) -> None: ...
+
+    def step(self, tokens: Sequence[int], slots: Sequence[int], positions: Sequence[int]) -> torch.Tensor:
+        logits_W = torch.full((len(IDS_W),), -torch.inf)
+        logits_W[:2] = torch.tensor([0.75, 0.25]).log()
+        return logits_W[None].expand(len(tokens), -1)
+
+
+@pytest.mark.parametrize(("floor", "drafted"), [(0.0, 4), (0.5, 2), (0.8, 0)])
+def test_a_greedy_draft_ends_at_its_floor(floor: float, drafted: int) -> None:
+    """Before the token with which all of it would be less likely: 0.75, 0.56, 0.42, ..."""
+    config = replace(TINY, vocab_size=VOCAB, draft_vocab_size=len(IDS_W))
+    drafter = SpireDrafter(
+        config, Sure(), torch.from_numpy(IDS_W), max_num_seqs=1, max_model_len=64, most=4, floor=floor
+    )
+    sequence = StubSequence(0, [3, 1], SamplingParams(temperature=0.0))
+    drafter.open(sequence)
+    drafter.remember([CommittedStates(0, 0, torch.zeros(len(config.reads), 1, config.hidden_size))])
+    (draft,) = drafter.propose([sequence], [4])
+    assert draft.tokens == (int(IDS_W[0]),) * drafted

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 from outrider.draft.model import ModelDrafter
+from outrider.errors import RequestError
 from outrider.models.toy import ToyModel, ToyRunner
 from outrider.testing import ByteTokenizer
 from outrider.types import CompletionOutput, FinishReason, RequestMetrics
@@ -86,6 +87,16 @@ def test_ignore_eos_ignores_the_models_ends_only() -> None:
     assert speculate(params, LONG[2])[0].token_ids == tuple(LONG[:20])
     answer, _ = speculate(replace(params, stop_token_ids=[LONG[4]]), LONG[2])
     assert answer.stop_reason == LONG[4]
+
+
+def test_ends_that_are_ignored_leave_something_to_generate() -> None:
+    """Where every other token is held back, the model's own end is all there is."""
+    eos = 3
+    engine = make_engine(tokenizer=LetterTokenizer(eos))
+    params = replace(GREEDY, max_tokens=2, min_tokens=2, stop_token_ids=[t for t in range(VOCAB) if t != eos])
+    with pytest.raises(RequestError, match="leaves nothing to generate"):
+        engine.add([1], params)
+    assert run_one(engine, [1], replace(params, ignore_eos=True)).outputs[0].token_ids == (eos, eos)
 
 
 @pytest.mark.parametrize("least", [1, 4, 5, 12])

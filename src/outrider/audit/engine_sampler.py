@@ -9,6 +9,7 @@ from itertools import islice
 from typing import Final
 
 from outrider.audit.samples import Answer, Job, Progress, silent
+from outrider.control.base import Controller
 from outrider.draft.base import Drafter
 from outrider.engine.engine import Engine
 from outrider.engine.request import Request
@@ -53,7 +54,8 @@ class _Pending:
 class EngineSampler:
     """Runs jobs through an engine that nobody else uses meanwhile; nothing of them is left in it afterwards.
 
-    ``verifier`` gives every sequence another accept rule, ``drafter`` the engine another drafter while jobs run.
+    ``verifier`` gives every sequence another accept rule, ``drafter`` and ``controller`` the engine others while jobs
+    run.
     """
 
     def __init__(
@@ -63,12 +65,14 @@ class EngineSampler:
         *,
         verifier: Callable[[EngineSequence], Verifier] | None = None,
         drafter: Callable[[Drafter], Drafter] | None = None,
+        controller: Controller | None = None,
         progress: Progress = silent,
     ) -> None:
         self._engine = engine
         self._name = name
         self._verifier = verifier
         self._drafter = drafter
+        self._controller = controller
         self._progress = progress
 
     def sample(self, jobs: Sequence[Job]) -> list[Answer]:
@@ -79,7 +83,7 @@ class EngineSampler:
         answers: dict[str, Answer] = {}
         order: list[str] = []
         waiting = iter(jobs)
-        with self._other_drafter():
+        with self._others():
             try:
                 while len(answers) < len(jobs):
                     for job in islice(waiting, IN_LINE - len(pending)):
@@ -93,14 +97,16 @@ class EngineSampler:
         return [answers[request_id] for request_id in order]
 
     @contextmanager
-    def _other_drafter(self) -> Iterator[None]:
-        true = self._engine.drafter
+    def _others(self) -> Iterator[None]:
+        true = self._engine.drafter, self._engine.controller
         if self._drafter is not None:
-            self._engine.drafter = self._drafter(true)
+            self._engine.drafter = self._drafter(true[0])
+        if self._controller is not None:
+            self._engine.controller = self._controller
         try:
             yield
         finally:
-            self._engine.drafter = true
+            self._engine.drafter, self._engine.controller = true
 
     def _check(self, job: Job) -> None:
         try:

@@ -25,6 +25,8 @@ from outrider.audit.rows import check_rows
 from outrider.audit.rule import check_rule
 from outrider.audit.samples import Answer, Job, Pair, Progress, Question, silent, with_fresh_seed
 from outrider.audit.watch import Watch, Watched
+from outrider.config import MOST_TOKENS
+from outrider.control.fixed import FixedController
 from outrider.engine.engine import Engine
 from outrider.engine.sequence import Sequence as EngineSequence
 from outrider.sampling.params import SamplingParams
@@ -45,14 +47,15 @@ def alarm_each(questions: int) -> float:
 class EngineAudit:
     """An audit of two engines over one runner, which nobody uses meanwhile. ``k``: draft tokens of a whole round.
 
-    ``choosing``: a third one, which chooses its draft lengths; its tokens are compared as well.
+    ``fixed``: that length, where the speculative engine would choose others. Much is seen only where much is drafted,
+    so it drafts so much in all parts but one, and as it chooses in that.
     """
 
     plain: Engine
     speculative: Engine
     k: int
     progress: Progress = silent
-    choosing: Engine | None = None
+    fixed: FixedController | None = None
 
     def run(self, questions: Sequence[Question], params: SamplingParams, samples: int) -> AuditReport:
         """Every part that applies to these parameters. Raises RequestError for a prompt that cannot be served."""
@@ -82,22 +85,23 @@ class EngineAudit:
     ) -> TokenComparison:
         """Token for token, at temperature 0 or where samples are promised; with a ``mistake``: spoilt."""
         name = "negative control" if mistake else "greedy" if params.greedy else "seeded"
-        return self._compared(name, self._spoilt(f"{name}, speculative", mistake), questions, params)
+        return self._compared(name, self._spoilt(f"{name}, speculative", mistake), questions, params, self.k)
 
     def chosen(self, questions: Sequence[Question], params: SamplingParams) -> TokenComparison | None:
         """The same where lengths are chosen round by round, which takes how long steps took into account."""
-        if self.choosing is None:
+        if self.fixed is None:
             return None
         promised = params if params.greedy or self._promises_samples(params) else greedy_params(params)
-        side = EngineSampler(self.choosing, "lengths chosen, speculative", progress=self.progress)
-        return self._compared("lengths chosen", side, questions, promised)
+        side = EngineSampler(self.speculative, "lengths chosen, speculative", progress=self.progress)
+        return self._compared("lengths chosen", side, questions, promised, MOST_TOKENS)
 
     def _compared(
-        self, name: str, side: EngineSampler, questions: Sequence[Question], params: SamplingParams
+        self, name: str, side: EngineSampler, questions: Sequence[Question], params: SamplingParams, most: int
     ) -> TokenComparison:
+        """``most``: draft tokens of the widest round, whose pass is what noise is measured in."""
         pair = Pair(self._plain(f"{name}, plain"), side)
         runner = self.plain.runner
-        explainer = RunnerExplainer(runner, self.plain.tokenizer, self.k + 1)
+        explainer = RunnerExplainer(runner, self.plain.tokenizer, most + 1)
         return compare_tokens(pair, questions, params, explainer, exact=runner.capabilities.deterministic_shape)
 
     def watch(self, questions: Sequence[Question], params: SamplingParams) -> list[Watched]:
@@ -152,14 +156,19 @@ class EngineAudit:
         return EngineSampler(self.plain, name, progress=self.progress)
 
     def _speculative(self, name: str, verifier: Callable[[EngineSequence], Verifier] | None = None) -> EngineSampler:
-        return EngineSampler(self.speculative, name, verifier=verifier, progress=self.progress)
+        return EngineSampler(self.speculative, name, verifier=verifier, controller=self.fixed, progress=self.progress)
 
     def _spoilt(self, name: str, mistake: Mistake | None) -> EngineSampler:
         """With a mistake in it, if there is one."""
         if mistake is None:
             return self._speculative(name)
         return EngineSampler(
-            self.speculative, name, drafter=mistake.drafter, verifier=mistake.verifier, progress=self.progress
+            self.speculative,
+            name,
+            drafter=mistake.drafter,
+            verifier=mistake.verifier,
+            controller=self.fixed,
+            progress=self.progress,
         )
 
 

@@ -176,11 +176,20 @@ def _seeded_words(part: TokenComparison) -> str:
 
 def _chosen_words(part: TokenComparison) -> str:
     if part.divergences:
-        return (
+        words = (
             f"With draft lengths of the engine's choice, {len(part.divergences)} of {part.prompts} answers left plain "
-            f"decoding's tokens, {len(part.faults)} of them as faults."
+            f"decoding's tokens, {len(part.faults)} of them as faults"
         )
-    return f"With draft lengths of the engine's choice, too, all {part.prompts} answers were plain decoding's own."
+    elif part.judged == 0:
+        words = "Left to choose its draft lengths, the engine drafted nothing, so of these nothing was shown"
+    else:
+        words = (
+            f"With draft lengths of the engine's choice, too, all {part.prompts} answers were plain decoding's own "
+            f"({part.judged} tokens judged against a draft)"
+        )
+    if not part.sound:
+        words += "; but logits of the same tokens were not what was promised of them"
+    return words + "."
 
 
 def _row_words(check: RowCheck) -> str:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import sys
 from collections.abc import Mapping
-from dataclasses import asdict, replace
+from dataclasses import asdict
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
@@ -71,17 +71,16 @@ def audit(
             raise ConfigError(f"--endpoint-model {endpoint_model!r} means nothing without --endpoint")
         asked = _speculation(speculative_config)
         # Where the engine would choose draft lengths a fixed one is audited: much is seen only where much is drafted.
-        speculation = replace(asked, num_speculative_tokens=asked.num_speculative_tokens or _DRAFT_LENGTH)
+        k = asked.num_speculative_tokens or _DRAFT_LENGTH
         tasks = _tasks(prompts, limit)
-        config = _as_dict(speculation)
+        config = {key: value for key, value in asdict(asked).items() if value is not None}
         llm = options.load_llm(model, dtype, quantization, json.dumps(config), max_model_len, trust_remote_code)
-        choosing = llm.with_speculation(_as_dict(asked)) if asked.num_speculative_tokens is None else None
-        report = _audit(llm, choosing, config["num_speculative_tokens"], tasks, params, samples)
+        report = _audit(llm, k, tasks, params, samples, chooses=asked.num_speculative_tokens is None)
         settings = {
             "model": model,
             "dtype": dtype,
             "quantization": quantization,
-            "speculative_config": config,
+            "speculative_config": config | {"num_speculative_tokens": k},
             "drafter": llm.engine.drafter.name,
         }
     _print(report, settings | {"prompts": prompts or "built-in"} | _sampling_json(params, samples), as_json)
@@ -118,10 +117,6 @@ def _speculation(text: str) -> SpeculativeConfig:
     return speculation
 
 
-def _as_dict(speculation: SpeculativeConfig) -> dict[str, Any]:
-    return {key: value for key, value in asdict(speculation).items() if value is not None}
-
-
 def _tasks(prompts: str | None, limit: int) -> tuple[Task, ...]:
     from outrider.audit.prompts import BUILT_IN
     from outrider.bench.record import Task
@@ -136,9 +131,11 @@ def _tasks(prompts: str | None, limit: int) -> tuple[Task, ...]:
 
 
 def _audit(
-    llm: LLM, choosing: LLM | None, k: int, tasks: tuple[Task, ...], params: SamplingParams, samples: int
+    llm: LLM, k: int, tasks: tuple[Task, ...], params: SamplingParams, samples: int, chooses: bool
 ) -> AuditReport:
+    """``chooses``: whether the engine would choose other lengths than ``k``."""
     from outrider.audit.run import EngineAudit
+    from outrider.control.fixed import FixedController
 
     if llm.engine.drafter.name == "none":
         raise ConfigError(
@@ -146,8 +143,8 @@ def _audit(
         )
     questions = [_question(llm, task) for task in tasks]
     with progress_bar() as progress:
-        plain, chooses = llm.with_speculation(None).engine, None if choosing is None else choosing.engine
-        return EngineAudit(plain, llm.engine, k, progress, chooses).run(questions, params, samples)
+        plain, fixed = llm.with_speculation(None).engine, FixedController(k) if chooses else None
+        return EngineAudit(plain, llm.engine, k, progress, fixed).run(questions, params, samples)
 
 
 def _question(llm: LLM, task: Task) -> Question:

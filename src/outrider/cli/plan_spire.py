@@ -49,7 +49,7 @@ def trained_model(values: Mapping[str, Any], folder: Path, held: Storage) -> Mod
 
 def check_trained(target: Model, drafters: Iterable[tuple[Method, str | None]], models: Mapping[str, Model]) -> None:
     """Raise ConfigError for a trained draft that is to decode alone, or was made for another target."""
-    from outrider.draft.spire.config import misfit
+    from outrider.draft.spire.config import Fit, misfit
 
     if target.reads is not None:
         raise ConfigError(f"--target {target.name} is a SPIRe draft: give it as --draft, with its target as --target")
@@ -60,9 +60,8 @@ def check_trained(target: Model, drafters: Iterable[tuple[Method, str | None]], 
         if method != "spire":
             raise ConfigError(f"--draft {draft.name} is a SPIRe draft: give --method spire for it, not {method}")
         reads, sizes = draft.reads, target.architecture
-        wrong = misfit(
-            (reads.vocab, reads.hidden, reads.layers), (sizes.vocab, sizes.hidden, sizes.layers), target.name
-        )
+        mine = Fit(reads.vocab, reads.hidden, reads.layers)
+        wrong = misfit(mine, Fit(sizes.vocab, sizes.hidden, sizes.layers), target.name)
         if wrong is not None:
             raise ConfigError(f"--draft {draft.name} {wrong}")
 

@@ -10,7 +10,7 @@ import numpy as np
 import torch
 
 from outrider.sampling.arrays import Floats, as_floats
-from outrider.sampling.policy import PolicyRows
+from outrider.sampling.policy import PolicyRows, without
 from outrider.types import Draft, RequestState
 
 if TYPE_CHECKING:
@@ -26,7 +26,8 @@ class Drafting:
     sequence: RequestState
     budget: int
     draws: RoundDraws
-    stop_ids: frozenset[int]
+    stops: frozenset[int]
+    """Places of the tokens that ``min_tokens`` holds back."""
     vocab_size: int
     """The target's."""
     ids_W: NDArray[np.intp] | None = None
@@ -35,7 +36,8 @@ class Drafting:
     """Greedy drafts end before a token with which all of it would be less likely than this, by the drafter itself."""
     likely: float = 1.0
     tokens: list[int] = field(default_factory=list)
-    logq: list[torch.Tensor] = field(default_factory=list)
+    laws: list[torch.Tensor] = field(default_factory=list)
+    """Rows (W,) that tokens were drawn from, where a verifier looks at them."""
 
     @property
     def wants_more(self) -> bool:
@@ -66,7 +68,9 @@ class Drafting:
         are allowed, or be broken, and that must not stop the requests beside it.
         """
         generated = len(self.sequence.tokens) - self.sequence.prompt_length + len(self.tokens)
-        row_W = self._allowed(as_floats(logits_W)[: self.vocab_size], generated)
+        row_W = as_floats(logits_W)[: self.vocab_size]
+        if generated < self.sequence.params.min_tokens:
+            row_W = without(row_W, self.stops)
         best = int(row_W.argmax())
         # Where anything is NaN, that is the place of the maximum.
         if not math.isfinite(row_W[best]):
@@ -77,27 +81,21 @@ class Drafting:
         self.tokens.append(token)
         return token
 
-    def _allowed(self, row_W: Floats, generated: int) -> Floats:
-        """The row without the tokens that would end the answer too soon."""
-        if generated >= self.sequence.params.min_tokens or not self.stop_ids:
-            return row_W
-        ids_W = np.arange(row_W.size) if self.ids_W is None else self.ids_W
-        return np.where(np.isin(ids_W, list(self.stop_ids)), np.float32(-math.inf), row_W)
-
     def _sampled(self, row_W: Floats, generated: int) -> int:
         # As the target's own rows: where noise is shared only the winner counts, and equal logits have equal winners.
-        normalised = not self.sequence.randomness.shared_noise
-        rows = PolicyRows(row_W[None], self.sequence.params, generated, frozenset(), normalised)
-        self.logq.append(rows[0])
-        return self.draws.draft(len(self.tokens), rows[0], self.ids_W)
+        compared = self.sequence.randomness.shared_noise
+        logq_W = PolicyRows(row_W[None], self.sequence.params, generated, frozenset(), not compared)[0]
+        if not compared:
+            self.laws.append(logq_W)
+        return self.draws.draft(len(self.tokens), logq_W, self.ids_W)
 
     def draft(self) -> Draft:
-        # Under shared noise the verifier compares tokens only, and stacking k vocabularies is not free.
-        if not self.logq or self.sequence.randomness.shared_noise:
+        # Under shared noise the verifier compares tokens only, and k vocabularies are not free.
+        if not self.laws:
             return Draft(tuple(self.tokens))
-        logq_KV = np.full((len(self.logq), self.vocab_size), -math.inf, np.float32)
-        for logq_V, row in zip(logq_KV, self.logq, strict=True):
-            logq_V[slice(row.shape[0]) if self.ids_W is None else self.ids_W] = row.numpy()
+        logq_KV = np.full((len(self.laws), self.vocab_size), -math.inf, np.float32)
+        for logq_V, logq_W in zip(logq_KV, self.laws, strict=True):
+            logq_V[slice(logq_W.shape[0]) if self.ids_W is None else self.ids_W] = logq_W.numpy()
         return Draft(tuple(self.tokens), torch.from_numpy(logq_KV))
 
 
@@ -110,8 +108,13 @@ def begin(
     ids_W: NDArray[np.intp] | None = None,
     floor: float = 0.0,
 ) -> Drafting:
-    """An empty draft of at most ``budget`` tokens; ``eos_ids`` are what ``min_tokens`` holds back."""
+    """An empty draft of at most ``budget`` tokens for a target of ``vocab_size``; ``eos_ids`` end its texts.
+
+    ``ids_W`` and ``floor``: see ``Drafting``.
+    """
     params = sequence.params
-    stop_ids = (frozenset() if params.ignore_eos else eos_ids) | frozenset(params.stop_token_ids)
+    stops = (frozenset() if params.ignore_eos else eos_ids) | frozenset(params.stop_token_ids)
+    if ids_W is not None and params.min_tokens > len(sequence.tokens) - sequence.prompt_length:
+        stops = frozenset(np.isin(ids_W, list(stops)).nonzero()[0].tolist())
     draws = sequence.randomness.round(len(sequence.tokens))
-    return Drafting(sequence, budget, draws, stop_ids, vocab_size, ids_W, floor)
+    return Drafting(sequence, budget, draws, stops, vocab_size, ids_W, floor)

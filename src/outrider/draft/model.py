@@ -42,10 +42,10 @@ class _Slot:
 class ModelDrafter:
     """Drafts autoregressively with a ``TargetRunner`` of its own, all sequences together.
 
-    ``vocab_size`` is the target model's: draft logits are padded or cut to it. ``eos_ids`` are the ids that
-    ``min_tokens`` holds back; ``floor``: see ``Drafting``. A sequence for which the runner has no slot, no room left
-    (its context is shorter than the target model's) or no embedding (a padded id) is simply not drafted for. Raises
-    ``CapabilityError`` for a runner that cannot roll back.
+    ``vocab_size`` is the target model's: draft logits beyond it are cut, and tokens that the draft lacks are never
+    drafted. ``eos_ids`` are the ids that ``min_tokens`` holds back; ``floor``: see ``Drafting``. A sequence for which
+    the runner has no slot, no room left (its context is shorter than the target model's) or no embedding (a padded id)
+    is simply not drafted for. Raises ``CapabilityError`` for a runner that cannot roll back.
     """
 
     name = "draft_model"

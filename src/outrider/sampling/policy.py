@@ -15,6 +15,8 @@ from outrider.errors import RequestError
 from outrider.sampling.arrays import Floats, as_floats
 
 if TYPE_CHECKING:
+    from collections.abc import Collection
+
     from outrider.sampling.params import SamplingParams
 
 _SMALLEST_TEMPERATURE: Final = 1e-30
@@ -62,7 +64,12 @@ class PolicyRows:
     def _compute(self, i: int) -> torch.Tensor:
         logits_V = self._logits_TV[i]
         if i < self._held_rows:
-            logits_V = _without(logits_V, self._stop_ids)
+            if self._stop_ids.issuperset(range(logits_V.size)):
+                raise RequestError(
+                    f"min_tokens leaves no token to choose: all {logits_V.size} are stop tokens; set min_tokens=0 or "
+                    "fewer of them"
+                )
+            logits_V = without(logits_V, self._stop_ids)
         if not self._params.greedy:
             logits_V = _log_weights(logits_V, self._params)
             if self._normalised:
@@ -87,15 +94,10 @@ def target_logprobs(logits_TV: torch.Tensor) -> torch.Tensor:
     return torch.from_numpy(logp_TV)
 
 
-def _without(logits_V: Floats, stop_ids: frozenset[int]) -> Floats:
-    vocab_size = len(logits_V)
-    inside = sorted(token for token in stop_ids if 0 <= token < vocab_size)
-    if len(inside) == vocab_size:
-        raise RequestError(
-            f"min_tokens leaves no token to choose: all {vocab_size} are stop tokens; set min_tokens=0 or fewer of them"
-        )
+def without(logits_V: Floats, tokens: Collection[int]) -> Floats:
+    """The row with these tokens impossible, those that it has."""
     held_V = logits_V.copy()
-    held_V[inside] = -math.inf
+    held_V[[token for token in tokens if 0 <= token < held_V.size]] = -math.inf
     return held_V
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from outrider.draft.spire.config import SpireConfig, misfit
+from outrider.draft.spire.config import Fit, SpireConfig, misfit
 from outrider.draft.spire.drafter import SpireDrafter, SpireStep
 from outrider.draft.spire.step_native import NativeSpireStep
 from outrider.draft.spire.step_torch import TorchSpireStep
@@ -33,8 +33,8 @@ def build_spire(folder: Path, target: LoadedModel, most: int, floor: float = 0.0
 
 def _check_fit(draft: SpireConfig, runner: DecoderRunner, folder: Path) -> None:
     c = runner.config
-    mine = (draft.vocab_size, draft.hidden_size, max(draft.reads))
-    wrong = misfit(mine, (c.vocab_size, c.hidden_size, c.num_layers), runner.name)
+    mine = Fit(draft.vocab_size, draft.hidden_size, max(draft.reads))
+    wrong = misfit(mine, Fit(c.vocab_size, c.hidden_size, c.num_layers), runner.name)
     if wrong is not None:
         raise CapabilityError(f"speculative_config: {folder} {wrong}")
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import asdict, dataclass, fields
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from outrider.errors import ModelError
 from outrider.rules import ABOVE_0, FLAG, LAYERS, complaint, optional, whole
@@ -14,17 +14,6 @@ if TYPE_CHECKING:
     from outrider.models.decoder_config import DecoderConfig
 
 FORMAT = "spire"
-
-
-def misfit(draft: tuple[int, int, int], target: tuple[int, int, int], name: str) -> str | None:
-    """Why a draft is not the named target's, or None: vocabulary and width of each, the state that the draft reads, and
-    the target's layers."""
-    if draft[:2] == target[:2] and draft[2] <= target[2]:
-        return None
-    return (
-        f"was trained for another target (vocabulary {draft[0]}, width {draft[1]}, state {draft[2]}; {name} has "
-        f"{target[0]}, {target[1]}, {target[2]} layers); train one for this"
-    )
 
 
 _SIZES = ("vocab_size", "hidden_size", "intermediate_size", "num_heads", "num_kv_heads", "head_dim", "draft_vocab_size")
@@ -132,3 +121,22 @@ class SpireConfig:
         for key in ("blocks", "reads"):
             given[key] = tuple(given[key])
         return cls(**given)
+
+
+class Fit(NamedTuple):
+    """What of a target a draft depends on. ``layers``: those it has, or after which a draft reads its state."""
+
+    vocab_size: int
+    hidden_size: int
+    layers: int
+
+
+def misfit(draft: Fit, target: Fit, name: str) -> str | None:
+    """Why a draft is not the named target's; None where it is."""
+    if draft[:2] == target[:2] and draft.layers <= target.layers:
+        return None
+    return (
+        f"was trained for another target (vocabulary {draft.vocab_size}, width {draft.hidden_size}, state "
+        f"{draft.layers}; {name} has {target.vocab_size}, {target.hidden_size}, {target.layers} layers); train one for "
+        "this"
+    )

@@ -78,7 +78,7 @@ class SpireDrafter:
         self._most, self._floor = most, floor
         self._recent = min(_AT_ONCE if config.window is None else config.window, max_model_len)
         self._offer = Offer(self.name)
-        self._ids_V = draft_ids.numpy()
+        self._ids_W = draft_ids.numpy()
         self._free = list(range(max_num_seqs))
         self._slots: dict[int, _Slot] = {}
 
@@ -160,7 +160,7 @@ class SpireDrafter:
                 assert slot.known == length - 1, "states of tokens that are not committed"
                 vocab_size = self._config.vocab_size
                 rows[sequence.id] = begin(
-                    sequence, room, self._eos_ids, vocab_size, ids_W=self._ids_V, floor=self._floor
+                    sequence, room, self._eos_ids, vocab_size, ids_W=self._ids_W, floor=self._floor
                 )
         self._extend(rows)
         return [rows[sequence.id].draft() if sequence.id in rows else Draft() for sequence in sequences]
