@@ -67,7 +67,7 @@ def test_a_refused_token_is_replaced_with_noise_of_its_own(
 ) -> None:
     """That the draft lost says something about its noise: drawing the replacement with it would bias the text."""
     if shared:
-        monkeypatch.setattr(RoundDraws, "draft", RoundDraws.emit)
+        monkeypatch.setattr(RoundDraws, "draft", lambda draws, i, logq_W, ids_W: draws.emit(i, logq_W))
     # A pair for which the bias would be large.
     target, draft = ToyModel(V, 1, seed=15), ToyModel(V, 1, seed=16)
     drafter = ModelDrafter(ToyRunner(draft, SLOTS, 16), V)
