@@ -12,12 +12,13 @@ import pytest
 from outrider.audit.control import Misreporting
 from outrider.audit.report import SCHEMA
 from outrider.cli.main import run
+from outrider.control.base import Offers
 from outrider.control.goodput import GoodputController
 from outrider.draft.base import Drafter
 from outrider.draft.build import build_drafter
 from outrider.models.base import Feed, Scores
 from outrider.models.toy import ToyRunner
-from outrider.types import RequestState
+from outrider.types import Choice, RequestState
 from tests.fake_model import FakeModels, fake_models
 
 Captured = pytest.CaptureFixture[str]
@@ -76,17 +77,16 @@ def test_at_temperature_0_the_control_is_told_by_the_tokens(capsys: Captured) ->
     assert "odds" not in out, "nothing here is a matter of chance"
 
 
-def test_lengths_that_the_engine_chooses_are_audited_as_well(
-    monkeypatch: pytest.MonkeyPatch, models: FakeModels, capsys: Captured
-) -> None:
+def test_lengths_that_the_engine_chooses_are_audited_as_well(monkeypatch: pytest.MonkeyPatch, capsys: Captured) -> None:
     """They are where none is asked for; where one is, there is nothing more to see."""
-    choose, chose = GoodputController.choose, list[int]()
+    chose: list[int] = []
 
-    def watched(self: GoodputController, *arguments: Any) -> Any:
-        chose.append(1)
-        return choose(self, *arguments)
+    def two(_: GoodputController, sequences: Sequence[RequestState], offers: Offers) -> list[Choice]:
+        # What it really chooses depends on how long this machine takes.
+        chose.append(len(sequences))
+        return [Choice(2, each[0]) if each else Choice() for each in map(offers, sequences)]
 
-    monkeypatch.setattr(GoodputController, "choose", watched)
+    monkeypatch.setattr(GoodputController, "choose", two)
     chosen = '{"model": "toy-draft", "rejection_sample_method": "block"}'
     assert run([*TOY, "--seed", "3", "--speculative-config", chosen, "--json"]) == 0
     report: dict[str, Any] = json.loads(capsys.readouterr().out)
