@@ -27,7 +27,7 @@ class Drafting:
     budget: int
     draws: RoundDraws
     stops: frozenset[int]
-    """Places of the tokens that ``min_tokens`` holds back."""
+    """Places of the tokens that ``min_tokens`` still holds back."""
     vocab_size: int
     """The target's."""
     ids_W: NDArray[np.intp] | None = None
@@ -112,9 +112,10 @@ def begin(
 
     ``ids_W`` and ``floor``: see ``Drafting``.
     """
-    params = sequence.params
-    stops = (frozenset() if params.ignore_eos else eos_ids) | frozenset(params.stop_token_ids)
-    if ids_W is not None and params.min_tokens > len(sequence.tokens) - sequence.prompt_length:
-        stops = frozenset(np.isin(ids_W, list(stops)).nonzero()[0].tolist())
+    params, stops = sequence.params, frozenset[int]()
+    if params.min_tokens > len(sequence.tokens) - sequence.prompt_length:
+        stops = (frozenset() if params.ignore_eos else eos_ids) | frozenset(params.stop_token_ids)
+        if ids_W is not None:
+            stops = frozenset(np.isin(ids_W, list(stops)).nonzero()[0].tolist())
     draws = sequence.randomness.round(len(sequence.tokens))
     return Drafting(sequence, budget, draws, stops, vocab_size, ids_W, floor)
