@@ -10,7 +10,6 @@ import torch
 
 from outrider.audit.run import EngineAudit
 from outrider.audit.text import paragraph, table
-from outrider.control.fixed import FixedController
 from outrider.control.goodput import GoodputController
 from outrider.draft.model import ModelDrafter
 from outrider.models.base import Capabilities
@@ -41,12 +40,12 @@ def choosing_audit(
         GoodputController(SteadyCost({1: 1.0, 11: 1.0 + 10 * row}), most=most),
         runner=runner or ToyRunner(MODEL, 4, 64),
     )
-    return replace(make_audit(drafter, runner=runner), speculative=engine, fixed=FixedController(K))
+    return replace(make_audit(drafter, runner=runner), speculative=engine, chooses=True)
 
 
 def test_the_whole_audit_of_a_controller_that_chooses_passes() -> None:
     """Its choices come of what was kept before, and of how long it took."""
-    audit = replace(choosing_audit(RandomDrafter(VOCAB)), fixed=None)
+    audit = replace(choosing_audit(RandomDrafter(VOCAB)), chooses=False)
     # Without a seed the rule is that of blocks.
     report = audit.run(QUESTIONS, replace(SAMPLED, seed=None), SAMPLES)
     assert report.failed == ()
@@ -71,7 +70,7 @@ def test_tokens_under_lengths_that_are_chosen(params: SamplingParams) -> None:
 def test_a_fault_that_only_chosen_lengths_meet_fails_the_audit() -> None:
     audit = choosing_audit(RandomDrafter(VOCAB), WrongCommit(1))
     # What drafts a fixed length keeps nothing of any draft, and so never rolls back.
-    report = replace(audit, fixed=FixedController(0)).run(QUESTIONS, GREEDY, SAMPLES)
+    report = replace(audit, k=0).run(QUESTIONS, GREEDY, SAMPLES)
     assert "chosen" in report.failed
     assert "greedy" not in report.failed
     assert "lengths chosen" in paragraph(report)

@@ -27,6 +27,7 @@ from outrider.audit.samples import Answer, Job, Pair, Progress, Question, silent
 from outrider.audit.watch import Watch, Watched
 from outrider.config import MOST_TOKENS
 from outrider.control.fixed import FixedController
+from outrider.draft.base import Drafter
 from outrider.engine.engine import Engine
 from outrider.engine.sequence import Sequence as EngineSequence
 from outrider.sampling.params import SamplingParams
@@ -47,15 +48,15 @@ def alarm_each(questions: int) -> float:
 class EngineAudit:
     """An audit of two engines over one runner, which nobody uses meanwhile. ``k``: draft tokens of a whole round.
 
-    ``fixed``: that length, where the speculative engine would choose others. Much is seen only where much is drafted,
-    so it drafts so much in all parts but one, and as it chooses in that.
+    ``chooses``: whether the speculative engine would choose other lengths. Much is seen only where much is drafted, so
+    it drafts ``k`` in all parts but one, and as it chooses in that.
     """
 
     plain: Engine
     speculative: Engine
     k: int
     progress: Progress = silent
-    fixed: FixedController | None = None
+    chooses: bool = False
 
     def run(self, questions: Sequence[Question], params: SamplingParams, samples: int) -> AuditReport:
         """Every part that applies to these parameters. Raises RequestError for a prompt that cannot be served."""
@@ -89,7 +90,7 @@ class EngineAudit:
 
     def chosen(self, questions: Sequence[Question], params: SamplingParams) -> TokenComparison | None:
         """The same where lengths are chosen round by round, which takes how long steps took into account."""
-        if self.fixed is None:
+        if not self.chooses:
             return None
         promised = params if params.greedy or self._promises_samples(params) else greedy_params(params)
         side = EngineSampler(self.speculative, "lengths chosen, speculative", progress=self.progress)
@@ -155,21 +156,28 @@ class EngineAudit:
     def _plain(self, name: str) -> EngineSampler:
         return EngineSampler(self.plain, name, progress=self.progress)
 
-    def _speculative(self, name: str, verifier: Callable[[EngineSequence], Verifier] | None = None) -> EngineSampler:
-        return EngineSampler(self.speculative, name, verifier=verifier, controller=self.fixed, progress=self.progress)
+    def _speculative(
+        self,
+        name: str,
+        verifier: Callable[[EngineSequence], Verifier] | None = None,
+        drafter: Callable[[Drafter], Drafter] | None = None,
+    ) -> EngineSampler:
+        """``k`` draft tokens a round."""
+        controller = FixedController(self.k) if self.chooses else None
+        return EngineSampler(
+            self.speculative,
+            name,
+            verifier=verifier,
+            drafter=drafter,
+            controller=controller,
+            progress=self.progress,
+        )
 
     def _spoilt(self, name: str, mistake: Mistake | None) -> EngineSampler:
         """With a mistake in it, if there is one."""
         if mistake is None:
             return self._speculative(name)
-        return EngineSampler(
-            self.speculative,
-            name,
-            drafter=mistake.drafter,
-            verifier=mistake.verifier,
-            controller=self.fixed,
-            progress=self.progress,
-        )
+        return self._speculative(name, mistake.verifier, mistake.drafter)
 
 
 def compare_laws(

@@ -135,7 +135,6 @@ def _audit(
 ) -> AuditReport:
     """``chooses``: whether the engine would choose other lengths than ``k``."""
     from outrider.audit.run import EngineAudit
-    from outrider.control.fixed import FixedController
 
     if llm.engine.drafter.name == "none":
         raise ConfigError(
@@ -143,8 +142,8 @@ def _audit(
         )
     questions = [_question(llm, task) for task in tasks]
     with progress_bar() as progress:
-        plain, fixed = llm.with_speculation(None).engine, FixedController(k) if chooses else None
-        return EngineAudit(plain, llm.engine, k, progress, fixed).run(questions, params, samples)
+        plain = llm.with_speculation(None).engine
+        return EngineAudit(plain, llm.engine, k, progress, chooses).run(questions, params, samples)
 
 
 def _question(llm: LLM, task: Task) -> Question:
